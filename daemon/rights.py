@@ -1,0 +1,56 @@
+"""Real-time rights of an executor: taken where permitted, and told where not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from taktd.ipc import _core
+
+__all__ = ["Rights", "take_rights"]
+
+
+@dataclass(slots=True)
+class Rights:
+    """What this process really has, read back, and a sentence for each thing it asked for and did not get."""
+
+    policy: str = "other"
+    priority: int = 0
+    affinity: list[int] = field(default_factory=list)
+    mlocked: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def real_time(self) -> bool:
+        return self.policy == "fifo" and self.mlocked
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def take_rights(cores: list[int], priority: int) -> Rights:
+    """Pins this process to ``cores`` (empty: anywhere), asks for SCHED_FIFO and locked memory; never raises for a
+    refusal."""
+    rights = Rights()
+    if cores:
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            present = sorted(os.sched_getaffinity(0))
+            rights.notes.append(f"core affinity {cores} refused ({error.strerror}): this process may use {present}")
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+    except OSError as error:
+        rights.notes.append(
+            f"SCHED_FIFO {priority} refused ({error.strerror}): grant CAP_SYS_NICE or raise RLIMIT_RTPRIO"
+        )
+    locked = _core.lock_memory()
+    if locked:
+        rights.notes.append(f"memory not locked ({os.strerror(locked)}): grant CAP_IPC_LOCK or raise RLIMIT_MEMLOCK")
+    policy = os.sched_getscheduler(0)
+    rights.policy = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr"}.get(policy, str(policy))
+    rights.priority = os.sched_getparam(0).sched_priority
+    rights.affinity = sorted(os.sched_getaffinity(0))
+    rights.mlocked = locked == 0
+    return rights
