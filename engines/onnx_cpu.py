@@ -29,7 +29,7 @@ def _view(address: int, size: int) -> Bytes:
     """The ``size`` bytes at ``address``, not owned: the caller keeps the memory mapped."""
     if size == 0:
         return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 def _private(size: int) -> Bytes:

@@ -40,8 +40,7 @@ def open_session(path: str, *, optimized_path: str | None = None) -> Any:
             "ONNX Runtime can't load the model",
             found=str(error).strip(),
             allowed=f"a model that ONNX Runtime {RUNTIME_VERSION} runs on the CPU",
-            hint="Check it with onnx.checker.check_model; an unknown operator needs another opset or an export without
-            it.",
+            hint="Check it with onnx.checker.check_model; an unknown operator needs another opset or export.",
         ) from error
     if session.get_providers() != ["CPUExecutionProvider"]:
         raise ModelRefused(
