@@ -1,0 +1,101 @@
+# Each target works as the first command in a fresh clone, without root: it makes .venv and installs what it needs.
+# A second run starts at once; stamps follow pyproject.toml, constraints.txt and the C sources.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input
+ROBOTS := $(or $(TAKTD_ROBOTS),../shared/robots)
+PYTHONS := python3.11 python3.10
+
+export ORT_DISABLE_TELEMETRY := 1
+unexport PYTHONPATH PYTHONHOME
+
+CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h)
+say = @printf '\033[2m%s\033[0m\n' "$(1)" >&2
+
+.PHONY: help demo test test-slow lint bench sanitize fuzz deb constraints clean
+
+help:
+	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
+	@echo "make test       linters and tests, under 10 minutes"
+	@echo "make test-slow  the tests that take minutes each"
+	@echo "make lint       ruff, mypy, layering, links, documents (part of make test)"
+	@echo "make sanitize   the C core under the address and undefined-behaviour sanitizers"
+	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS"
+	@echo "make bench      bench/results.json and the table in docs/performance.md; best as root"
+	@echo "make deb        the Debian packages"
+	@echo "make constraints  pin the newest versions that pyproject.toml allows, with: $(PYTHONS)"
+
+demo: $(VENV)/.core
+	@$(VENV)/bin/taktctl demo $(ARGS)
+
+test: $(VENV)/.core $(VENV)/.tests
+	@$(PY) -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.core $(VENV)/.tests
+	@$(PY) -m pytest -q -m slow $(ARGS)
+
+lint: $(VENV)/.core $(VENV)/.tests
+	@$(PY) -m pytest -q tests/unit/test_style.py $(ARGS)
+
+bench: $(VENV)/.core
+	@$(PY) bench/run.py $(ARGS)
+
+sanitize:
+	$(call say,building and running the C core under the sanitizers)
+	@$(MAKE) --no-print-directory -C ipc/core sanitize
+
+fuzz:
+	@$(MAKE) --no-print-directory -C ipc/core fuzz
+
+deb:
+	@test -x packaging/build || { echo "packaging/build is not there: nothing to build the packages with" >&2; exit 2; }
+	@packaging/build $(ARGS)
+
+clean:
+	rm -rf $(VENV) build ipc/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@$(MAKE) --no-print-directory -C ipc/core clean
+
+# 1. The environment: the first Python ≥ 3.10 on PATH that can make one.
+$(VENV)/.made:
+	@command -v $${CC:-cc} >/dev/null || { echo "No C compiler found. On Debian and Ubuntu: apt install gcc" >&2; exit 2; }
+	@for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	  $$python -c 'import sys; raise SystemExit(sys.version_info < (3, 10))' 2>/dev/null || continue; \
+	  $$python -c 'import venv, ensurepip' 2>/dev/null || { lacks_venv=$$python; continue; }; \
+	  $$python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
+	    || { lacks_headers=$$python; continue; }; \
+	  printf '\033[2m[1/3] making %s with %s\033[0m\n' "$(VENV)" "$$($$python --version)" >&2; \
+	  $$python -m venv $(VENV) && touch $@ && exit 0; \
+	done; \
+	if [ -n "$$lacks_venv" ]; then echo "$$lacks_venv has no venv. On Debian and Ubuntu: apt install python3-venv" >&2; \
+	elif [ -n "$$lacks_headers" ]; then echo "$$lacks_headers has no headers. On Debian and Ubuntu: apt install python3-dev" >&2; \
+	else echo "No Python ≥ 3.10 on PATH. On Debian 12, Ubuntu 22.04 and newer: apt install python3 python3-venv python3-dev" >&2; fi; \
+	exit 2
+
+# 2. Packages, as pinned. pip itself first: dependency groups need 25.1.
+$(VENV)/.packages: pyproject.toml constraints.txt | $(VENV)/.made
+	$(call say,[2/3] installing packages as pinned in constraints.txt)
+	@$(PIP) install -c constraints.txt pip setuptools
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[plot]'
+	@touch $@
+
+$(VENV)/.tests: pyproject.toml constraints.txt | $(VENV)/.packages
+	$(call say,installing what the tests need)
+	@$(PIP) install -c constraints.txt --group dev
+	@if [ -d "$(ROBOTS)" ]; then $(PIP) install -c constraints.txt --group robot \
+	  || echo "mujoco is not to be had here: the walking-robot test will be skipped" >&2; fi
+	@touch $@
+
+# 3. The C core, in place.
+$(VENV)/.core: $(CORE) $(VENV)/.packages
+	$(call say,[3/3] compiling the C core)
+	@$(PY) setup.py -q build_ext --inplace
+	@touch $@
+
+constraints: $(VENV)/.made
+	@$(PY) packaging/pin.py $(PYTHONS)
