@@ -41,7 +41,8 @@ void takt_tick_next(struct takt_tick *tick, uint64_t period_ns)
 	tick->index += 1;
 	tick->release_ns += period_ns;
 	if (now >= tick->release_ns + period_ns) {
-		/* Whole periods have gone by: skip them, keep the phase. A start late by less than a period is no miss. */
+		/* Whole periods have gone by: skip them, keep the phase. A start late by less than a period is no miss.
+		 */
 		tick->missed = (now - tick->release_ns) / period_ns;
 		tick->index += tick->missed;
 		tick->release_ns += tick->missed * period_ns;

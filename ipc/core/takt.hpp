@@ -25,15 +25,22 @@
 #include <type_traits>
 #include <utility>
 
-namespace takt {
+namespace takt
+{
 
 // A negative errno of takt.h with the sentence that goes with it. code() is positive.
-class Error : public std::runtime_error {
-public:
-	Error(int code, const std::string &what) : std::runtime_error(what), code_(code < 0 ? -code : code) {}
-	int code() const noexcept { return code_; }
+class Error : public std::runtime_error
+{
+      public:
+	Error(int code, const std::string &what) : std::runtime_error(what), code_(code < 0 ? -code : code)
+	{
+	}
+	int code() const noexcept
+	{
+		return code_;
+	}
 
-private:
+      private:
 	int code_;
 };
 
@@ -41,21 +48,40 @@ enum class Wait : std::uint32_t { block = TAKT_WAIT_BLOCK, spin = TAKT_WAIT_SPIN
 enum class Kind : std::uint32_t { any = TAKT_KIND_ANY, loop = TAKT_KIND_LOOP, model = TAKT_KIND_MODEL };
 
 // The elements of one tensor, contiguous in shared memory.
-template <typename T> class Span {
-public:
-	Span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
-	T *data() const noexcept { return data_; }
-	std::size_t size() const noexcept { return size_; }
-	T *begin() const noexcept { return data_; }
-	T *end() const noexcept { return data_ + size_; }
-	T &operator[](std::size_t i) const noexcept { return data_[i]; }
+template <typename T> class Span
+{
+      public:
+	Span(T *data, std::size_t size) noexcept : data_(data), size_(size)
+	{
+	}
+	T *data() const noexcept
+	{
+		return data_;
+	}
+	std::size_t size() const noexcept
+	{
+		return size_;
+	}
+	T *begin() const noexcept
+	{
+		return data_;
+	}
+	T *end() const noexcept
+	{
+		return data_ + size_;
+	}
+	T &operator[](std::size_t i) const noexcept
+	{
+		return data_[i];
+	}
 
-private:
+      private:
 	T *data_;
 	std::size_t size_;
 };
 
-namespace detail {
+namespace detail
+{
 
 template <typename T> constexpr std::uint32_t dtype_of()
 {
@@ -78,9 +104,12 @@ template <typename T> constexpr std::uint32_t dtype_of()
 
 } // namespace detail
 
-class Lane {
-public:
-	Lane(Lane &&other) noexcept : lane_(std::exchange(other.lane_, nullptr)) {}
+class Lane
+{
+      public:
+	Lane(Lane &&other) noexcept : lane_(std::exchange(other.lane_, nullptr))
+	{
+	}
 	Lane &operator=(Lane &&other) noexcept
 	{
 		std::swap(lane_, other.lane_);
@@ -88,9 +117,15 @@ public:
 	}
 	Lane(const Lane &) = delete;
 	Lane &operator=(const Lane &) = delete;
-	~Lane() { takt_detach(lane_); }
+	~Lane()
+	{
+		takt_detach(lane_);
+	}
 
-	takt_lane *get() const noexcept { return lane_; }
+	takt_lane *get() const noexcept
+	{
+		return lane_;
+	}
 
 	takt_lane_info info() const
 	{
@@ -114,10 +149,16 @@ public:
 	}
 
 	// The next free slot's input as numbers of type T, which must be the tensor's own.
-	template <typename T> Span<T> input(const char *name) { return span<T>(input_tensor(name)); }
+	template <typename T> Span<T> input(const char *name)
+	{
+		return span<T>(input_tensor(name));
+	}
 
 	// The last reply's output.
-	template <typename T> Span<const T> output(const char *name) { return span<const T>(output_tensor(name)); }
+	template <typename T> Span<const T> output(const char *name)
+	{
+		return span<const T>(output_tensor(name));
+	}
 
 	void set_shape(const char *name, std::initializer_list<std::int64_t> dims)
 	{
@@ -159,7 +200,10 @@ public:
 		return reply;
 	}
 
-	void cancel(std::uint64_t sequence) { check(takt_cancel(lane_, sequence)); }
+	void cancel(std::uint64_t sequence)
+	{
+		check(takt_cancel(lane_, sequence));
+	}
 
 	int fileno()
 	{
@@ -168,9 +212,11 @@ public:
 		return fd;
 	}
 
-private:
+      private:
 	friend class Node;
-	explicit Lane(takt_lane *lane) noexcept : lane_(lane) {}
+	explicit Lane(takt_lane *lane) noexcept : lane_(lane)
+	{
+	}
 
 	void check(int result) const
 	{
@@ -184,8 +230,8 @@ private:
 		constexpr std::uint32_t dtype = detail::dtype_of<Element>();
 		if (tensor.dtype != dtype)
 			throw Error(invalid_argument, std::string("tensor ") + tensor.name + " holds " +
-								   takt_dtype_name(tensor.dtype) + ", asked for " +
-								   takt_dtype_name(dtype));
+							  takt_dtype_name(tensor.dtype) + ", asked for " +
+							  takt_dtype_name(dtype));
 		return Span<T>(static_cast<T *>(tensor.data), static_cast<std::size_t>(tensor.bytes) / sizeof(T));
 	}
 
@@ -194,8 +240,9 @@ private:
 	takt_lane *lane_;
 };
 
-class Node {
-public:
+class Node
+{
+      public:
 	// Connects as takt_connect() does; an empty path looks in the usual places.
 	explicit Node(const std::string &path = "", std::chrono::nanoseconds timeout = std::chrono::nanoseconds(0))
 	{
@@ -206,7 +253,9 @@ public:
 			throw error;
 		}
 	}
-	Node(Node &&other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
+	Node(Node &&other) noexcept : node_(std::exchange(other.node_, nullptr))
+	{
+	}
 	Node &operator=(Node &&other) noexcept
 	{
 		std::swap(node_, other.node_);
@@ -214,9 +263,15 @@ public:
 	}
 	Node(const Node &) = delete;
 	Node &operator=(const Node &) = delete;
-	~Node() { takt_close(node_); }
+	~Node()
+	{
+		takt_close(node_);
+	}
 
-	takt_node *get() const noexcept { return node_; }
+	takt_node *get() const noexcept
+	{
+		return node_;
+	}
 
 	Lane attach(const std::string &name, Wait wait = Wait::hybrid, Kind kind = Kind::any,
 		    std::chrono::nanoseconds timeout = std::chrono::seconds(5))
@@ -229,9 +284,12 @@ public:
 		return Lane(lane);
 	}
 
-	std::string name() const { return takt_node_name(node_); }
+	std::string name() const
+	{
+		return takt_node_name(node_);
+	}
 
-private:
+      private:
 	takt_node *node_ = nullptr;
 };
 

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * client.h: what the client's .c files share (client.c, lane.c, wait.c) and the Python binding needs. Private.
+ */
+#ifndef TAKT_CLIENT_H
+#define TAKT_CLIENT_H
+
+#include <sys/types.h>
+
+#include "lib.h"
+#include "takt.h"
+
+#define TAKT_ERROR_BYTES	1024u
+#define TAKT_CONTROL_TIMEOUT_NS 5000000000u /* for an answer on lanes.sock: the supervisor is an ordinary process */
+#define TAKT_TIMEOUT_MIN_NS	20000000u   /* TAKT_TIMEOUT_DEFAULT is at least this */
+#define TAKT_TIMEOUT_MODEL_NS	1000000000u /* TAKT_TIMEOUT_DEFAULT where there is neither period nor deadline */
+#define TAKT_LIVENESS_NS	100000000u  /* longest sleep before looking whether the daemon is still there */
+
+/* The life of a slot on the client's side. One of them may also be `next` (free, its inputs handed out), one `last`. */
+enum takt_slot_state {
+	TAKT_SLOT_FREE,	   /* ours; may be written */
+	TAKT_SLOT_PENDING, /* the daemon's */
+	TAKT_SLOT_DONE,	   /* ours; its reply has not been asked for yet */
+	TAKT_SLOT_LAST	   /* ours; the reply handed out last, its outputs must stay */
+};
+
+struct takt_client_slot {
+	enum takt_slot_state state;
+	uint32_t
+	    given_up; /* a wait for it has timed out: once done, it may be reclaimed without having been received */
+	uint64_t submitted_ns;
+	uint64_t deadline_ns; /* as submitted; 0: the loop's own */
+	struct takt_reply reply;
+};
+
+struct takt_node {
+	int fd;	     /* -1: not connected */
+	pid_t owner; /* the process that connected */
+	uint32_t request_id;
+	uint32_t daemon_pid;
+	char name[TAKT_NAME_BYTES];
+	char path[108];
+	char error[TAKT_ERROR_BYTES];
+	struct takt_lane *lanes;
+};
+
+struct takt_lane {
+	struct takt_node *node; /* NULL once the node was closed */
+	struct takt_lane *sibling;
+	uint64_t lane_id;
+	void *map;
+	uint64_t size;
+	int memfd;
+	int wake_fd;
+	struct takt_layout layout;
+	struct takt_rings rings;
+	uint32_t wait_mode;
+	int descriptor_used; /* takt_fileno() was called: ask for a byte instead of a futex wake */
+	int ended;	     /* no more submissions; what was completed can still be received */
+	uint32_t end_reason;
+	uint64_t next_sequence;
+	int next_slot; /* -1: not chosen yet */
+	int last_slot; /* -1: no reply yet */
+	uint32_t pending;
+	int shapes_set;
+	struct takt_shape *shapes; /* of the inputs; NULL for a lane with fixed shapes */
+	struct takt_client_slot slots[TAKT_SLOTS_MAX];
+	char ended_text[TAKT_ERROR_BYTES / 2]; /* what the daemon said about the end */
+	char error[TAKT_ERROR_BYTES];
+};
+
+/* lane.c: prepares what attach has mapped. */
+int takt_lane_init(struct takt_lane *lane);
+/* lane.c: takes over completions that have arrived. */
+void takt_lane_collect(struct takt_lane *lane);
+/* lane.c: 1 with the reply handed out, 0 when there is none yet, -ENOENT, -EPIPE. Never waits. */
+int takt_lane_receive(struct takt_lane *lane, uint64_t sequence, struct takt_reply *reply);
+/* lane.c: fills in a pending reply, and remembers that its waiter has given up. */
+int takt_lane_give_up(struct takt_lane *lane, uint64_t sequence, struct takt_reply *reply);
+/* lane.c: the absolute end of a wait that begins now. UINT64_MAX: never. */
+uint64_t takt_lane_until(const struct takt_lane *lane, uint64_t sequence, int64_t timeout_ns);
+/* lane.c: records that the lane is over, whoever found out. */
+void takt_lane_end(struct takt_lane *lane, uint32_t reason, const char *text);
+/* lane.c: sets lane->error and returns code. */
+int takt_lane_fail(struct takt_lane *lane, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* wait.c: polls memory for a completion or the end of the lane; 1 when there is one, 0 at until_ns. */
+int takt_lane_spin(struct takt_lane *lane, uint64_t until_ns);
+/* wait.c: the same, waiting in the lane's wait mode. */
+int takt_lane_sleep(struct takt_lane *lane, uint64_t until_ns);
+/* wait.c: descriptor in use: swallow the daemon's bytes, ask for another one. */
+void takt_lane_arm(struct takt_lane *lane);
+
+/* client.c: takes in what the daemon said without being asked (LANE_ENDED), never waits. */
+void takt_node_drain(struct takt_node *node);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * message.h: the messages on lanes.sock, as docs/wire.md describes them. Private to the core.
+ *
+ * Every message is one SOCK_SEQPACKET datagram: this header, then a body by type. Text at the end of a body is UTF-8
+ * without a NUL.
+ */
+#ifndef TAKT_MESSAGE_H
+#define TAKT_MESSAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TAKT_MESSAGE_MAGIC 0x31544b54u /* "TKT1" */
+#define TAKT_MESSAGE_MAX   8192u       /* bytes, header included */
+
+enum takt_message_type {
+	TAKT_MSG_HELLO = 1,
+	TAKT_MSG_WELCOME = 2,
+	TAKT_MSG_ATTACH = 3,
+	TAKT_MSG_ATTACHED = 4,
+	TAKT_MSG_DETACH = 5,
+	TAKT_MSG_DETACHED = 6,
+	TAKT_MSG_LIST = 7,
+	TAKT_MSG_LISTING = 8,
+	TAKT_MSG_ERROR = 9,
+	TAKT_MSG_LANE_ENDED = 10
+};
+
+struct takt_message {
+	uint32_t magic;
+	uint16_t type;
+	uint16_t reserved;
+	uint32_t request_id; /* of the request that is answered; 0 in LANE_ENDED */
+	int32_t code;	     /* ERROR: negative errno; else 0 */
+};
+_Static_assert(sizeof(struct takt_message) == 16, "message header");
+_Static_assert(offsetof(struct takt_message, type) == 4, "message header");
+_Static_assert(offsetof(struct takt_message, request_id) == 8, "message header");
+_Static_assert(offsetof(struct takt_message, code) == 12, "message header");
+
+struct takt_hello {
+	uint32_t min_version;
+	uint32_t max_version;
+	char client[64];
+};
+_Static_assert(sizeof(struct takt_hello) == 72, "hello");
+
+struct takt_welcome {
+	uint32_t version;
+	uint32_t pid;
+	char node[64];
+};
+_Static_assert(sizeof(struct takt_welcome) == 72, "welcome");
+
+struct takt_attach_request {
+	uint32_t kind;
+	uint32_t wait_mode;
+	char name[64];
+};
+_Static_assert(sizeof(struct takt_attach_request) == 72, "attach");
+
+struct takt_attached {
+	uint64_t lane_id;
+	uint64_t total_size;
+	uint64_t memfd_bytes;
+};
+_Static_assert(sizeof(struct takt_attached) == 24, "attached");
+
+struct takt_lane_id { /* DETACH, DETACHED, and the start of LANE_ENDED */
+	uint64_t lane_id;
+};
+_Static_assert(sizeof(struct takt_lane_id) == 8, "lane id");
+
+struct takt_list_request {
+	uint32_t kind;
+	uint32_t offset;
+};
+_Static_assert(sizeof(struct takt_list_request) == 8, "list");
+
+struct takt_listing {
+	uint32_t total;
+	uint32_t next_offset; /* 0: that was all */
+};
+_Static_assert(sizeof(struct takt_listing) == 8, "listing");
+
+#endif
