@@ -1,0 +1,174 @@
+"""Best-effort jobs: who goes next in slack, and with whom in one batch.
+
+Order between lanes: earliest *eligible* deadline first, after EEVDF (Stoica, Abdel-Wahab 1995). A lane's virtual time
+is the device time it has had (in ns); a lane is eligible while it is at most LEAD_NS ahead of the least served lane
+with something to run, and among eligible lanes the earliest deadline goes first, then the least served. So a deadline
+counts, but a lane that floods gets at most LEAD_NS plus one dispatch ahead of anybody else. A lane that was idle does
+not save up: it rejoins at the virtual time of the lane served last. Within a lane: by deadline, then by sequence.
+
+What it is not: it doesn't know loops. scheduler.py says when something may start and how long it may take.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from taktd.daemon.batching import choose_size, largest_batch
+from taktd.daemon.job import NEVER, Job, Queue
+
+LEAD_NS = 10_000_000
+"""ns of device time that one lane may be ahead of another that waits."""
+
+
+class BestEffortLane:
+    """One client's queue for one model, with what it was given so far."""
+
+    __slots__ = (
+        "cancelled",
+        "completed",
+        "deadline_ns",
+        "dropped",
+        "expired",
+        "is_loop",
+        "jobs",
+        "lane",
+        "queue",
+        "running",
+        "shortest_ns",
+        "submitted",
+        "virtual_ns",
+    )
+
+    def __init__(self, lane: int, queue: Queue) -> None:
+        if not queue.cost_ns:
+            raise ValueError(f"queue {queue.name!r}: cost_ns needs at least one entry")
+        self.lane = lane
+        self.queue = queue
+        self.shortest_ns = queue.shortest_ns or queue.cost_ns[0]
+        self.is_loop = False
+        self.deadline_ns = NEVER  # none of its own: see cause.py
+        self.jobs: list[tuple[int, int, Job]] = []  # (deadline or NEVER, sequence, job), sorted
+        self.virtual_ns = 0
+        self.running = self.submitted = self.completed = self.expired = self.cancelled = self.dropped = 0
+
+
+class BestEffort:
+    """All best-effort lanes of one device."""
+
+    __slots__ = ("_served_ns", "backlog", "hold_until_ns", "lanes", "longest_ns")
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, BestEffortLane] = {}
+        self.backlog: list[BestEffortLane] = []
+        self._served_ns = 0  # virtual time of the lane served last
+        self.hold_until_ns = 0  # when a held batch goes at the latest (0: none is held); valid after pick()
+        self.longest_ns = 0  # no dispatch of these lanes takes longer: lets the scheduler skip looking for a gap
+
+    def add(self, lane: int, queue: Queue) -> None:
+        self.lanes[lane] = BestEffortLane(lane, queue)
+        self.longest_ns = max(max(entry.queue.cost_ns) for entry in self.lanes.values())
+
+    def remove(self, lane: int) -> None:
+        entry = self.lanes.pop(lane)
+        if entry.jobs:
+            entry.jobs.clear()
+            self.backlog.remove(entry)
+        self.longest_ns = max((max(entry.queue.cost_ns) for entry in self.lanes.values()), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self.backlog)
+
+    def push(self, entry: BestEffortLane, job: Job) -> None:
+        if not entry.jobs:
+            self.backlog.append(entry)
+            if entry.virtual_ns < self._served_ns:
+                entry.virtual_ns = self._served_ns
+        insort(entry.jobs, (job.deadline_ns or NEVER, job.sequence, job))
+
+    def discard(self, entry: BestEffortLane, job: Job) -> None:
+        """Takes a queued job out."""
+        for index, (_, sequence, _) in enumerate(entry.jobs):
+            if sequence == job.sequence:
+                del entry.jobs[index]
+                break
+        if not entry.jobs:
+            self.backlog.remove(entry)
+
+    def pick(self, now_ns: int, limit_ns: int) -> tuple[Job, ...]:
+        """The jobs of the next dispatch, none longer than limit_ns; () if none may start. They leave their queues."""
+        self.hold_until_ns = 0
+        fitting = [entry for entry in self.backlog if entry.queue.cost_ns[0] <= limit_ns]
+        if not fitting:
+            return ()
+        if any(entry.queue.max_delay_ns for entry in fitting):
+            fitting = [entry for entry in fitting if not self._held(now_ns, entry)]
+            if not fitting:
+                return ()
+        if len(fitting) == 1:
+            first = fitting[0]
+        else:
+            eligible_ns = min(entry.virtual_ns for entry in fitting) + LEAD_NS
+            first = min(
+                (entry for entry in fitting if entry.virtual_ns <= eligible_ns),
+                key=lambda entry: (entry.jobs[0][0], entry.virtual_ns, entry.queue.order, entry.lane),
+            )
+        jobs: tuple[Job, ...] = (first.jobs[0][2],)
+        if len(first.queue.cost_ns) > 1:
+            jobs = self._batch(now_ns, first, limit_ns)
+        self._take(jobs, first.queue.cost_ns[len(jobs) - 1])
+        return jobs
+
+    def _held(self, now_ns: int, entry: BestEffortLane) -> bool:
+        """Whether this lane's model still waits for company. A job with a deadline never waits: it could cost it."""
+        queue = entry.queue
+        if not queue.max_delay_ns:
+            return False
+        count = 0
+        oldest_ns = NEVER
+        for other in self.backlog:
+            if other.queue.name == queue.name:
+                if other.jobs[0][0] != NEVER:
+                    return False
+                count += len(other.jobs)
+                oldest_ns = min(oldest_ns, other.jobs[0][2].release_ns)
+        until_ns = oldest_ns + queue.max_delay_ns
+        if count >= (max(queue.preferred) if queue.preferred else len(queue.cost_ns)) or until_ns <= now_ns:
+            return False
+        if not self.hold_until_ns or until_ns < self.hold_until_ns:
+            self.hold_until_ns = until_ns
+        return True
+
+    def _batch(self, now_ns: int, first: BestEffortLane, limit_ns: int) -> tuple[Job, ...]:
+        """The first lane's first job and those that may join it: by deadline, then in turn, least served first."""
+        queue = first.queue
+        seed = first.jobs[0][2]
+        ranked: list[tuple[int, int, int, int, Job]] = []
+        others: list[Job] = []
+        for entry in self.backlog:
+            if entry.queue.name == queue.name:
+                for turn, (deadline_ns, _, job) in enumerate(entry.jobs):
+                    if job is not seed:
+                        ranked.append((deadline_ns, turn, entry.virtual_ns, entry.lane, job))
+            else:
+                for deadline_ns, _, job in entry.jobs:
+                    if deadline_ns == NEVER:
+                        break  # sorted: the rest has none either
+                    others.append(job)
+        ranked.sort(key=lambda item: item[:4])
+        candidates = [seed, *(item[4] for item in ranked)]
+        size = largest_batch(now_ns, candidates, others, queue.cost_ns, limit_ns)
+        chosen = choose_size(size, queue.preferred)
+        return tuple(candidates[:chosen])
+
+    def _take(self, jobs: tuple[Job, ...], cost_ns: int) -> None:
+        share_ns = cost_ns // len(jobs)
+        for job in jobs:
+            entry: BestEffortLane = job.source
+            self._served_ns = max(self._served_ns, entry.virtual_ns)
+            entry.virtual_ns += share_ns
+            if entry.jobs[0][2] is job:
+                del entry.jobs[0]
+                if not entry.jobs:
+                    self.backlog.remove(entry)
+            else:
+                self.discard(entry, job)

@@ -1,0 +1,69 @@
+"""Why a deadline was missed: one of a closed set of causes for every job that was late or expired.
+
+A cause is named by asking what would have to go away for the job to make its deadline. What admission has no term for
+(the machine, an overrun, a slow wake-up) is asked before what it has one for (being blocked); if no single one
+suffices, the largest share of the delay is named. Pure; called only for jobs that missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from taktd.daemon.job import Job
+
+NONE, BLOCKED_BY, OVERRUN, LATE_RELEASE, WAKEUP, HANDOVER, STALE_INPUT, MACHINE = range(8)
+"""Numbers as on the wire."""
+
+NAMES = ("none", "blocked_by", "overrun", "late_release", "wakeup", "handover", "stale_input", "machine")
+
+
+def cause_of_miss(
+    job: Job, now_ns: int, before: Iterable[Job], handover_ns: int = 0, switched_out_ns: int = 0
+) -> tuple[int, int]:
+    """Cause and detail (the lane that blocked or overran, else 0) of a job that was late or is given up at `now_ns`.
+
+    before: recent dispatches (one job each; ended_ns 0 = still running), in any order.
+    handover_ns: time of the last handover (0: none); switched_out_ns: how long the executor was off its core meanwhile.
+    """
+    due_ns = max(job.release_ns, job.arrival_ns)
+    started_ns = job.started_ns or now_ns
+    ended_ns = job.ended_ns or now_ns + job.cost_ns
+    missing_ns = max(1, ended_ns - job.deadline_ns)
+    if due_ns <= handover_ns <= now_ns and handover_ns:
+        return HANDOVER, 0
+    admitted_ns = job.arrival_ns + job.source.deadline_ns if job.source is not None else 0
+    if job.deadline_ns - due_ns < job.cost_ns and (job.deadline_ns < admitted_ns or job.release_ns > job.arrival_ns):
+        return LATE_RELEASE, 0
+
+    blocked_ns = excess_ns = longest_ns = worst_ns = 0
+    blocker = overrunner = 0
+    for other in before:
+        if other is job or not other.started_ns:
+            continue
+        other_end_ns = other.ended_ns or now_ns
+        overlap_ns = min(other_end_ns, started_ns) - max(other.started_ns, due_ns)
+        if overlap_ns <= 0:
+            continue
+        blocked_ns += overlap_ns
+        if overlap_ns > longest_ns:
+            longest_ns, blocker = overlap_ns, other.lane
+        over_ns = min(overlap_ns, other_end_ns - other.started_ns - other.cost_ns)
+        if over_ns > 0:
+            excess_ns += over_ns
+            if over_ns > worst_ns:
+                worst_ns, overrunner = over_ns, other.lane
+    own_ns = job.ended_ns - job.started_ns - job.cost_ns if job.ended_ns and job.started_ns else 0
+    idle_ns = max(0, started_ns - due_ns - blocked_ns)
+
+    shares = (
+        (switched_out_ns, MACHINE, 0),
+        (own_ns, OVERRUN, job.lane),
+        (excess_ns, OVERRUN, overrunner),
+        (idle_ns, WAKEUP, 0),
+        (blocked_ns, BLOCKED_BY, blocker),
+    )
+    for share_ns, cause, detail in shares:
+        if share_ns >= missing_ns:
+            return cause, detail
+    largest_ns, cause, detail = max(shares, key=lambda share: share[0])
+    return (cause, detail) if largest_ns > 0 else (LATE_RELEASE, 0)
