@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * server.h - the daemon's side of the lanes: one takt_server per executor, shared by server.c (lanes, entries,
+ * completions), ledger.c (what was taken and done) and doorbell.c (waiting and being woken).
+ *
+ * Ownership: a takt_server belongs to the executor's one thread; nothing in it is locked and nothing relies on Python's
+ * GIL for that. What a second thread or process may look at while that thread runs is exactly the mapped files (lanes,
+ * ledger, statistics, journal), through the helpers of lib.h. A thread that is to answer jobs during a long engine run
+ * must take over the whole takt_served of a lane (and its own doorbell), not share fields of it.
+ */
+#ifndef TAKT_SERVER_H
+#define TAKT_SERVER_H
+
+#include "lib.h"
+
+/* ---- ledger.c: daemon-only memory that survives the executor -------------------------------------------------------- */
+
+enum takt_ledger_state { TAKT_SLOT_FREE = 0, TAKT_SLOT_TAKEN = 1, TAKT_SLOT_DONE = 2 };
+
+struct takt_ledger_slot {
+	uint32_t state; /* enum takt_ledger_state; written last, with release */
+	uint32_t flags; /* of the submission */
+	uint64_t sequence;
+	uint64_t submit_index; /* where in the submit ring the entry was */
+	uint64_t deadline_ns;
+	uint64_t release_ns;
+	uint64_t taken_ns;
+	uint64_t started_ns;
+	uint64_t completion_index; /* DONE: where in the completion ring the image goes or went */
+	struct takt_completion image;
+};
+_Static_assert(sizeof(struct takt_ledger_slot) == 128, "ledger slot");
+
+struct takt_ledger_lane {
+	uint32_t used;
+	uint32_t area; /* output area of the executor that serves it */
+	uint64_t submit_head;
+	uint64_t next_sequence;
+	uint64_t completion_tail;
+	uint64_t last_release_ns;
+	uint8_t pad[24];
+	struct takt_ledger_slot slots[TAKT_SLOTS_MAX];
+};
+_Static_assert(offsetof(struct takt_ledger_lane, slots) == 64, "ledger lane");
+
+struct takt_ledger_page {
+	char magic[8]; /* "TAKTLDGR" */
+	uint32_t version;
+	uint32_t lane_count;
+	uint8_t pad0[48];
+	uint8_t owner_lock[256]; /* room for a robust mutex that its executor holds while it lives */
+	uint8_t pad1[4096 - 320];
+	struct takt_ledger_lane lanes[];
+};
+_Static_assert(offsetof(struct takt_ledger_page, owner_lock) == 64, "ledger page");
+_Static_assert(offsetof(struct takt_ledger_page, lanes) == 4096, "ledger page");
+
+/* ---- the server ------------------------------------------------------------------------------------------------------ */
+
+#define TAKT_NS_PER_MS UINT64_C(1000000)
+enum {
+	TAKT_LOOK_NS = 100000,         /* while awake, descriptors are looked at this often */
+	TAKT_TEND_NS = 10000000,       /* idle lanes are put to rest and muted ones heard again this often */
+	TAKT_IDLE_NS = 100000000,      /* a lane without entries for this long (and 4 periods) is no longer scanned */
+	TAKT_BELL_WINDOW_NS = 100000000,
+	TAKT_BELL_BUDGET = 32,         /* doorbells beyond the jobs they announced, per lane and window */
+	TAKT_BELL_DRAIN_MAX = 64,      /* messages taken off one descriptor at a time */
+	TAKT_MUTE_NS = 20000000,       /* how long an abused descriptor is not listened to */
+	TAKT_MUTED_SCAN_NS = 2000000,  /* and how often that lane's ring is then looked at while asleep */
+	TAKT_EVENTS_MAX = 32,
+};
+
+enum { TAKT_WOKE_SUBMISSIONS = 1, TAKT_WOKE_CONTROL = 2, TAKT_WOKE_TIMEOUT = 4, TAKT_WOKE_HANGUP = 8 };
+enum { TAKT_JOB_ENDED = 0x8000 }; /* takt_job.flags: not a job, the lane's client broke the protocol; slot 0 */
+
+/* One served lane. Not in memory that a client can reach. */
+struct takt_served {
+	/* what each scan needs comes first: one cache line */
+	struct takt_rings rings;
+	uint64_t pending; /* a bit per slot whose job is not completed */
+	uint64_t empty_ns; /* last time that its ring was found empty */
+	uint64_t active_since_ns;
+	uint64_t last_entry_ns;
+	uint64_t idle_limit_ns;
+	struct takt_ledger_lane *ledger;
+	struct takt_stats_block *stats;
+	uint8_t *base;
+	struct takt_shape *shapes; /* dynamic lanes: slot_count * input_count private copies */
+	uint64_t shaped;           /* a bit per slot whose submission carried shapes */
+	uint64_t outputs_shaped;   /* a bit per slot whose completion carries shapes */
+	uint64_t bell_window_ns;
+	uint64_t muted_until_ns; /* 0: listened to */
+	uint32_t bells;
+	uint32_t bell_credit;
+	uint32_t index;
+	uint32_t area;
+	uint32_t active_at; /* place in the active list; TAKT_DORMANT when only a doorbell wakes it */
+	uint32_t closed;    /* ended for a broken protocol, waits for takt_server_remove */
+	uint32_t listening; /* its descriptor is in the epoll set */
+	int wake_fd;
+	struct takt_layout layout;
+};
+#define TAKT_DORMANT UINT32_MAX
+
+struct takt_server {
+	struct takt_served **lanes; /* by lane number; NULL where none */
+	uint32_t *active;           /* dense list of the lanes that are scanned */
+	uint32_t lane_limit;
+	uint32_t lane_count;
+	uint32_t active_count;
+	uint32_t muted_count;
+	uint32_t start;  /* round-robin start of the next poll */
+	uint32_t events; /* TAKT_WOKE_* seen and not yet reported */
+	uint64_t all_empty_ns; /* last time that all active rings were found empty */
+	uint64_t looked_ns;
+	uint64_t tended_ns;
+	uint64_t slept_ns;
+	int epoll_fd;
+	int control_fd;
+	struct takt_ledger_page *ledger;
+	struct takt_stats_page *stats;
+	struct takt_journal_page *journal;
+	uint64_t ledger_bytes;
+	uint64_t stats_bytes;
+	uint64_t journal_bytes;
+};
+
+struct takt_job {
+	uint64_t sequence;
+	uint64_t deadline_ns; /* as submitted: 0 = the loop's own, or none */
+	uint64_t release_ns;
+	uint32_t lane;
+	uint32_t slot;
+	uint32_t flags; /* TAKT_SUBMIT_*, or TAKT_JOB_ENDED: then deadline_ns is the enum takt_detach_reason */
+};
+
+/* What an executor says about a job that is over. deadline_ns 0: as recorded. */
+struct takt_verdict {
+	uint64_t ended_ns;
+	uint64_t deadline_ns;
+	uint16_t status;
+	uint16_t flags;
+	uint16_t path;
+	uint16_t cause;
+	uint32_t cause_detail;
+};
+
+int takt_ledger_create(uint32_t lanes);
+int takt_ledger_open(int fd, struct takt_ledger_page **page, uint64_t *size);
+void takt_ledger_reset(struct takt_ledger_lane *lane, uint32_t area);
+void takt_ledger_take(struct takt_served *lane, const struct takt_submission *entry, uint64_t release_ns, uint64_t now_ns);
+/* Continues a lane from its ledger: publishes what was done and maybe not published, finds what was taken. */
+void takt_ledger_recover(struct takt_served *lane);
+
+/* Maps the three files and makes the epoll set. The descriptors stay the caller's. control_fd may be -1. */
+int takt_server_init(struct takt_server *server, int ledger_fd, int stats_fd, int journal_fd, int control_fd);
+/* Unmaps everything. Pending jobs are left in the ledger for a successor. */
+void takt_server_destroy(struct takt_server *server);
+/* Serves a lane. Owns memfd, wake_fd and layout->tensors from the call on, also when it fails.
+ * -ERANGE lane or block number, -EBUSY lane number in use, -EINVAL layout and memfd don't agree, -EPERM not sealed. */
+int takt_server_add(struct takt_server *server, uint32_t lane, int memfd, int wake_fd, struct takt_layout *layout,
+		    uint32_t stats_block, uint32_t area, int recover);
+/* Ends a lane: pending jobs are completed with `status`, or dropped silently when it is negative. Returns their number. */
+int takt_server_remove(struct takt_server *server, uint32_t lane, int status, uint64_t now_ns);
+uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs);
+int takt_server_begin(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns);
+int takt_server_complete(struct takt_server *server, uint32_t lane, uint32_t slot, const struct takt_verdict *verdict);
+int takt_server_wait(struct takt_server *server, uint64_t until_ns, uint64_t spin_until_ns); /* TAKT_WOKE_*; 0: a signal */
+struct takt_served *takt_server_lane(const struct takt_server *server, uint32_t lane); /* NULL: no such lane */
+
+/* Between the three files */
+void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot);
+int takt_served_copy_shapes(struct takt_served *lane, uint32_t slot);
+void takt_doorbell_wake_client(const struct takt_served *lane);
+int takt_doorbell_listen(struct takt_server *server, struct takt_served *lane);
+void takt_doorbell_ignore(struct takt_server *server, struct takt_served *lane);
+void takt_doorbell_activate(struct takt_server *server, struct takt_served *lane, uint64_t now_ns);
+void takt_doorbell_deactivate(struct takt_server *server, struct takt_served *lane);
+/* Bounded upkeep on the poll path: at most one epoll_pwait2 without waiting per TAKT_LOOK_NS. */
+void takt_doorbell_tend(struct takt_server *server, uint64_t now_ns);
+
+static inline int takt_served_has_entries(const struct takt_served *lane)
+{
+	return takt_load_cursor(&lane->rings.cursors->submit_tail) != lane->rings.submit_head;
+}
+
+#endif
