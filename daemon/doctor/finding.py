@@ -1,0 +1,44 @@
+"""What a check answers, and for whom it was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Level = Literal["ok", "warning", "fail", "unknown"]
+LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "fail", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One answer. evidence is what was read, and where; mend is a command, or "" where there is nothing to mend."""
+
+    check: str
+    level: Level
+    evidence: str
+    why: str
+    mend: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {
+            "check": self.check,
+            "level": self.level,
+            "evidence": self.evidence,
+            "why": self.why,
+            "mend": self.mend,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What taktd is asked to do on the machine.
+
+    cores: where executors run; empty where the configuration doesn't say. priority: the executors' SCHED_FIFO
+    priority. gpu: a device of the configuration is a GPU. user: whom the daemon runs as.
+    """
+
+    cores: frozenset[int] = frozenset()
+    priority: int = 80
+    gpu: bool = False
+    user: str = "taktd"
+    source: str = ""  # where this was read, for the report

@@ -1,0 +1,101 @@
+"""Checks of what the daemon's processes were given: policy, limits, capabilities, locked memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from taktd.daemon.doctor.finding import Finding, Subject
+from taktd.daemon.doctor.power import is_taktd
+from taktd.daemon.doctor.tree import Process, Tree, format_cores, parse_cores
+
+CAP_IPC_LOCK: Final = 1 << 14
+CAP_SYS_NICE: Final = 1 << 23
+SCHED_FIFO: Final = 1
+UNIT_FOLDERS: Final = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+
+
+def executors(tree: Tree) -> list[Process]:
+    return [process for process in tree.processes() if "taktd.daemon.executor" in process.command[:4]]
+
+
+def capabilities(tree: Tree, subject: Subject) -> Finding:
+    """What the running daemon may do; before it runs, what its unit would give it."""
+    why = "without CAP_SYS_NICE and CAP_IPC_LOCK an executor gets no real-time priority and no locked memory"
+    running = [process for process in tree.processes() if is_taktd(process.command)]
+    if not running:
+        return _unit_rights(tree, why)
+    lacking: list[str] = []
+    for process in running:
+        effective = _status_field(tree, process.pid, "CapEff")
+        granted = int(effective, 16) if effective else 0
+        limits = tree.text(f"/proc/{process.pid}/limits") or ""
+        if not granted & CAP_SYS_NICE and _limit(limits, "Max realtime priority") < subject.priority:
+            lacking.append(f"process {process.pid}: no CAP_SYS_NICE and RLIMIT_RTPRIO below {subject.priority}")
+        if not granted & CAP_IPC_LOCK and _limit(limits, "Max locked memory") >= 0:
+            lacking.append(f"process {process.pid}: no CAP_IPC_LOCK and a bounded RLIMIT_MEMLOCK")
+    if lacking:
+        return Finding(
+            "rights",
+            "fail",
+            "; ".join(lacking[:4]),
+            why,
+            "run it as the service: systemctl start taktd   (by hand: prlimit --rtprio=95 --memlock=unlimited)",
+        )
+    return Finding("rights", "ok", f"{len(running)} processes hold both capabilities, or limits that do as well", why)
+
+
+def _unit_rights(tree: Tree, why: str) -> Finding:
+    for folder in UNIT_FOLDERS:
+        unit = tree.text(f"{folder}/taktd.service")
+        if unit is None:
+            continue
+        granted = re.findall(r"^AmbientCapabilities=(.*)$", unit, re.MULTILINE)
+        if any("CAP_SYS_NICE" in line for line in granted) and any("CAP_IPC_LOCK" in line for line in granted):
+            return Finding("rights", "ok", f"not running; {folder}/taktd.service grants both capabilities", why)
+        return Finding(
+            "rights",
+            "fail",
+            f"{folder}/taktd.service doesn't grant both capabilities",
+            why,
+            "systemctl revert taktd.service",
+        )
+    return Finding("rights", "unknown", "taktd is not running, and there is no taktd.service", why)
+
+
+def real_time(tree: Tree, subject: Subject) -> Finding:
+    """Whether each running executor really has its priority, its cores and its memory."""
+    why = "an executor without real-time priority waits behind every other program; its times certify nothing"
+    found = executors(tree)
+    if not found:
+        return Finding("real-time", "unknown", "no executor is running", why, "systemctl start taktd")
+    wrong: list[str] = []
+    for process in found:
+        if process.policy != SCHED_FIFO:
+            wrong.append(f"executor {process.pid} is not SCHED_FIFO (policy {process.policy})")
+        if not int(re.sub(r"\D", "", _status_field(tree, process.pid, "VmLck") or "") or 0):
+            wrong.append(f"executor {process.pid} has no locked memory")
+        allowed = parse_cores(_status_field(tree, process.pid, "Cpus_allowed_list"))
+        if subject.cores and not allowed <= subject.cores:
+            wrong.append(f"executor {process.pid} may run on cores {format_cores(allowed)}")
+    if wrong:
+        return Finding(
+            "real-time",
+            "fail",
+            "; ".join(wrong),
+            why,
+            "journalctl -u taktd -g 'not real-time'   (says what was refused)",
+        )
+    listed = ", ".join(f"{process.pid}: FIFO {process.priority}" for process in found)
+    return Finding("real-time", "ok", f"executors {listed}, memory locked", why)
+
+
+def _status_field(tree: Tree, pid: int, name: str) -> str | None:
+    match = re.search(rf"^{name}:\s*(.*)$", tree.text(f"/proc/{pid}/status") or "", re.MULTILINE)
+    return match[1].strip() if match else None
+
+
+def _limit(limits: str, name: str) -> int:
+    """The soft limit; -1 where it is unlimited or not told."""
+    match = re.search(rf"^{name}\s+(\d+)", limits, re.MULTILINE)
+    return int(match[1]) if match else -1
