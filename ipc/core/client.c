@@ -3,8 +3,6 @@
  * client.c: the client's connection to lanes.sock: finding the daemon, listing, attaching, detaching.
  * What happens on an attached lane is lane.c's and wait.c's; nothing here is on the real-time path.
  */
-#define _GNU_SOURCE
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,33 +15,8 @@
 #include "client.h"
 #include "message.h"
 
-#define RETRY_FIRST_NS	5000000u /* pause before asking a booting daemon again; doubles up to RETRY_MAX_NS */
-#define RETRY_MAX_NS	100000000u
-#define DESCRIPTORS_MAX 4 /* taken from one message, so that none is leaked if there are more than the two expected */
-
-struct answer {
-	uint16_t type;
-	int32_t code;
-	size_t body_bytes;
-	int fds[DESCRIPTORS_MAX];
-	int fd_count;
-	union {
-		char text[TAKT_MESSAGE_MAX + 1];
-		uint64_t align;
-	} body;
-};
-
-static int fail(struct takt_node *node, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static int fail(struct takt_node *node, int code, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	vsnprintf(node->error, sizeof(node->error), format, arguments);
-	va_end(arguments);
-	return code;
-}
+#define RETRY_FIRST_NS 5000000u /* pause before asking a booting daemon again; doubles up to RETRY_MAX_NS */
+#define RETRY_MAX_NS   100000000u
 
 static void append(char *text, size_t size, const char *format, ...)
 {
@@ -53,188 +26,6 @@ static void append(char *text, size_t size, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(text + used, size - used, format, arguments);
 	va_end(arguments);
-}
-
-/* ---- messages ------------------------------------------------------------------------------------------------ */
-
-static int wait_readable(int fd, short events, uint64_t until_ns)
-{
-	for (;;) {
-		struct pollfd poll_fd = {.fd = fd, .events = events};
-		const uint64_t now = takt_clock_ns();
-		const uint64_t left = until_ns > now ? until_ns - now : 0;
-		const struct timespec timeout = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
-		const int ready = ppoll(&poll_fd, 1, &timeout, NULL);
-
-		if (ready > 0)
-			return 0;
-		if (ready == 0)
-			return -ETIMEDOUT;
-		if (errno != EINTR)
-			return -errno;
-	}
-}
-
-static int gone(struct takt_node *node)
-{
-	close(node->fd);
-	node->fd = -1;
-	return fail(node, -ENOTCONN, "the connection to taktd at %s has ended: connect again", node->path);
-}
-
-static int send_message(struct takt_node *node, uint16_t type, const void *body, size_t body_bytes, uint64_t until_ns)
-{
-	struct takt_message head = {TAKT_MESSAGE_MAGIC, type, 0, ++node->request_id, 0};
-	struct iovec parts[2] = {{&head, sizeof(head)}, {(void *)(uintptr_t)body, body_bytes}};
-	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-
-	if (node->fd < 0)
-		return fail(node, -ENOTCONN, "not connected to taktd: connect again");
-	while (sendmsg(node->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-		if (errno == EAGAIN) {
-			if (wait_readable(node->fd, POLLOUT, until_ns) < 0)
-				return fail(node, -ETIMEDOUT, "taktd at %s does not read its requests", node->path);
-		} else if (errno != EINTR) {
-			return gone(node);
-		}
-	}
-	return 0;
-}
-
-static void take_descriptors(struct msghdr *message, struct answer *answer)
-{
-	answer->fd_count = 0;
-	for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part; part = CMSG_NXTHDR(message, part)) {
-		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-			continue;
-		answer->fd_count = (int)((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		memcpy(answer->fds, CMSG_DATA(part), (size_t)answer->fd_count * sizeof(int));
-	}
-}
-
-static void close_descriptors(struct answer *answer)
-{
-	for (int i = 0; i < answer->fd_count; i++)
-		close(answer->fds[i]);
-	answer->fd_count = 0;
-}
-
-/* One message, without waiting. 1: there is one in *answer and its id in *request_id; 0: none. */
-static int receive_once(struct takt_node *node, struct answer *answer, uint32_t *request_id)
-{
-	union {
-		char bytes[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
-		struct cmsghdr align;
-	} control;
-	struct takt_message head;
-	struct iovec parts[2] = {{&head, sizeof(head)}, {answer->body.text, TAKT_MESSAGE_MAX}};
-	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2, .msg_control = control.bytes};
-	ssize_t got;
-
-	message.msg_controllen = sizeof(control.bytes);
-	got = recvmsg(node->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	if (got < 0 && (errno == EAGAIN || errno == EINTR))
-		return 0;
-	if (got <= 0)
-		return gone(node);
-	take_descriptors(&message, answer);
-	if ((size_t)got < sizeof(head) || head.magic != TAKT_MESSAGE_MAGIC || (message.msg_flags & MSG_TRUNC)) {
-		close_descriptors(answer);
-		return fail(node, -EPROTO, "what listens at %s is not taktd, or one with a newer protocol", node->path);
-	}
-	answer->type = head.type;
-	answer->code = head.code;
-	answer->body_bytes = (size_t)got - sizeof(head);
-	answer->body.text[answer->body_bytes] = '\0';
-	*request_id = head.request_id;
-	return 1;
-}
-
-static void lane_ended(struct takt_node *node, const struct answer *answer)
-{
-	struct takt_lane_id ended;
-
-	if (answer->body_bytes < sizeof(ended))
-		return;
-	memcpy(&ended, answer->body.text, sizeof(ended));
-	for (struct takt_lane *lane = node->lanes; lane; lane = lane->sibling)
-		if (lane->lane_id == ended.lane_id)
-			takt_lane_end(lane, 0, answer->body.text + sizeof(ended));
-}
-
-/* An answer to a request that was given up: what it brought is given back. */
-static void stale(struct takt_node *node, struct answer *answer)
-{
-	struct takt_attached attached;
-
-	close_descriptors(answer);
-	if (answer->type != TAKT_MSG_ATTACHED || answer->body_bytes < sizeof(attached))
-		return;
-	memcpy(&attached, answer->body.text, sizeof(attached));
-	send_message(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
-}
-
-/* The answer to the request sent last. ERROR answers become its code, with the daemon's text. */
-static int receive_answer(struct takt_node *node, uint16_t type, size_t least_bytes, struct answer *answer,
-			  uint64_t until_ns)
-{
-	const uint32_t expected = node->request_id;
-	uint32_t request_id = 0;
-
-	for (;;) {
-		int got = receive_once(node, answer, &request_id);
-
-		if (got < 0)
-			return got;
-		if (got == 0) {
-			if (wait_readable(node->fd, POLLIN, until_ns) < 0)
-				return fail(node, -ETIMEDOUT, "taktd at %s does not answer", node->path);
-			continue;
-		}
-		if (answer->type == TAKT_MSG_LANE_ENDED)
-			lane_ended(node, answer);
-		else if (request_id == expected)
-			break;
-		else
-			stale(node, answer);
-		close_descriptors(answer);
-	}
-	if (answer->type == TAKT_MSG_ERROR) {
-		close_descriptors(answer);
-		return fail(node, answer->code < 0 ? answer->code : -EPROTO, "%s", answer->body.text);
-	}
-	if (answer->type != type || answer->body_bytes < least_bytes) {
-		close_descriptors(answer);
-		return fail(node, -EPROTO, "taktd at %s answered with message %u of %zu bytes where %u was expected",
-			    node->path, answer->type, answer->body_bytes, type);
-	}
-	return 0;
-}
-
-void takt_node_drain(struct takt_node *node)
-{
-	struct answer *answer;
-	uint32_t request_id;
-
-	if (node->fd < 0 || !(answer = malloc(sizeof(*answer))))
-		return;
-	while (node->fd >= 0 && receive_once(node, answer, &request_id) > 0) {
-		if (answer->type == TAKT_MSG_LANE_ENDED)
-			lane_ended(node, answer);
-		else
-			stale(node, answer);
-		close_descriptors(answer);
-	}
-	free(answer);
-}
-
-static int request(struct takt_node *node, uint16_t type, const void *body, size_t body_bytes, uint16_t answer_type,
-		   size_t least_bytes, struct answer *answer)
-{
-	const uint64_t until_ns = takt_clock_ns() + TAKT_CONTROL_TIMEOUT_NS;
-	const int result = send_message(node, type, body, body_bytes, until_ns);
-
-	return result < 0 ? result : receive_answer(node, answer_type, least_bytes, answer, until_ns);
 }
 
 /* ---- connecting ---------------------------------------------------------------------------------------------- */
@@ -312,23 +103,24 @@ static int greet(struct takt_node *node)
 {
 	struct takt_hello hello = {TAKT_WIRE_VERSION, TAKT_WIRE_VERSION, {0}};
 	struct takt_welcome welcome;
-	struct answer *answer = malloc(sizeof(*answer));
+	struct takt_answer *answer = malloc(sizeof(*answer));
 	int result;
 
 	if (!answer)
-		return fail(node, -ENOMEM, "out of memory");
+		return takt_node_fail(node, -ENOMEM, "out of memory");
 	snprintf(hello.client, sizeof(hello.client), "%s", program_invocation_short_name);
-	result = request(node, TAKT_MSG_HELLO, &hello, sizeof(hello), TAKT_MSG_WELCOME, sizeof(welcome), answer);
+	result =
+	    takt_node_request(node, TAKT_MSG_HELLO, &hello, sizeof(hello), TAKT_MSG_WELCOME, sizeof(welcome), answer);
 	if (result == 0) {
 		memcpy(&welcome, answer->body.text, sizeof(welcome));
 		node->daemon_pid = welcome.pid;
 		memcpy(node->name, welcome.node, sizeof(node->name));
 		node->name[sizeof(node->name) - 1] = '\0';
 		if (welcome.version != TAKT_WIRE_VERSION)
-			result = fail(node, -EPROTO,
-				      "taktd at %s speaks wire version %u, this library only %u: update libtakt",
-				      node->path, welcome.version, TAKT_WIRE_VERSION);
-		close_descriptors(answer);
+			result = takt_node_fail(
+			    node, -EPROTO, "taktd at %s speaks wire version %u, this library only %u: update libtakt",
+			    node->path, welcome.version, TAKT_WIRE_VERSION);
+		takt_answer_drop(answer);
 	}
 	free(answer);
 	return result;
@@ -359,10 +151,10 @@ static int connect_within(struct takt_node *node, const char *path, uint64_t unt
 	if (!looked[0]) /* it was there and hung up, or is booting: the text is its own */
 		return result;
 	if (result == -EACCES || result == -EPERM)
-		return fail(node, result, "no permission for taktd's socket: %s. Its folder must be open to this user",
-			    looked);
-	return fail(node, result, "no daemon found at %s: is taktd running? $TAKTD_SOCKET names another socket",
-		    looked);
+		return takt_node_fail(
+		    node, result, "no permission for taktd's socket: %s. Its folder must be open to this user", looked);
+	return takt_node_fail(node, result,
+			      "no daemon found at %s: is taktd running? $TAKTD_SOCKET names another socket", looked);
 }
 
 int takt_connect(takt_node **node, const char *path, int64_t timeout_ns)
@@ -445,10 +237,10 @@ static int add_page(char **text, size_t *used, const char *page)
 int takt_list(takt_node *node, uint32_t kind, char **json)
 {
 	struct takt_list_request ask = {kind, 0};
-	struct answer *answer = malloc(sizeof(*answer));
+	struct takt_answer *answer = malloc(sizeof(*answer));
 	char *text = malloc(3);
 	size_t used = 1;
-	int result = answer && text ? 0 : fail(node, -ENOMEM, "out of memory");
+	int result = answer && text ? 0 : takt_node_fail(node, -ENOMEM, "out of memory");
 
 	*json = NULL;
 	if (text)
@@ -456,16 +248,17 @@ int takt_list(takt_node *node, uint32_t kind, char **json)
 	while (result == 0) {
 		struct takt_listing page;
 
-		result = request(node, TAKT_MSG_LIST, &ask, sizeof(ask), TAKT_MSG_LISTING, sizeof(page), answer);
+		result =
+		    takt_node_request(node, TAKT_MSG_LIST, &ask, sizeof(ask), TAKT_MSG_LISTING, sizeof(page), answer);
 		if (result < 0)
 			break;
 		memcpy(&page, answer->body.text, sizeof(page));
-		close_descriptors(answer);
+		takt_answer_drop(answer);
 		result = add_page(&text, &used, answer->body.text + sizeof(page));
 		if (result == 0 && page.next_offset && page.next_offset <= ask.offset)
 			result = -EPROTO;
 		if (result < 0)
-			fail(node, result, "taktd at %s sent a list that can't be read", node->path);
+			takt_node_fail(node, result, "taktd at %s sent a list that can't be read", node->path);
 		if (!page.next_offset)
 			break;
 		ask.offset = page.next_offset;
@@ -507,30 +300,30 @@ static int map_lane(struct takt_node *node, struct takt_lane *lane, const struct
 	int result = takt_memfd_size(lane->memfd, &lane->size);
 
 	if (result < 0)
-		return fail(node, -EPROTO, "the lane's memory is not a sealed memory file");
+		return takt_node_fail(node, -EPROTO, "the lane's memory is not a sealed memory file");
 	if (lane->size != attached->memfd_bytes || attached->total_size > lane->size)
-		return fail(node, -EPROTO, "the lane's memory has %llu bytes, announced were %llu",
-			    (unsigned long long)lane->size, (unsigned long long)attached->memfd_bytes);
+		return takt_node_fail(node, -EPROTO, "the lane's memory has %llu bytes, announced were %llu",
+				      (unsigned long long)lane->size, (unsigned long long)attached->memfd_bytes);
 	result = takt_map(lane->memfd, lane->size, 1, &lane->map);
 	if (result < 0) {
 		lane->map = NULL;
-		return fail(node, result, "can't map the lane's %llu bytes: %s", (unsigned long long)lane->size,
-			    strerror(-result));
+		return takt_node_fail(node, result, "can't map the lane's %llu bytes: %s",
+				      (unsigned long long)lane->size, strerror(-result));
 	}
 	result = takt_layout_read(lane->map, lane->size, &lane->layout);
 	if (result < 0)
-		return fail(node, -EPROTO,
-			    "the lane's memory is not laid out as wire version %u says: update libtakt or taktd",
-			    TAKT_WIRE_VERSION);
+		return takt_node_fail(
+		    node, -EPROTO, "the lane's memory is not laid out as wire version %u says: update libtakt or taktd",
+		    TAKT_WIRE_VERSION);
 #ifdef MADV_POPULATE_WRITE
 	/* First touches cost page faults: pay them now. Older kernels refuse; then the first use of each slot pays. */
 	madvise(lane->map, lane->size, MADV_POPULATE_WRITE);
 #endif
 	result = takt_lane_init(lane);
-	return result < 0 ? fail(node, result, "out of memory") : 0;
+	return result < 0 ? takt_node_fail(node, result, "out of memory") : 0;
 }
 
-static int take_lane(struct takt_node *node, struct answer *answer, uint32_t wait_mode, takt_lane **lane)
+static int take_lane(struct takt_node *node, struct takt_answer *answer, uint32_t wait_mode, takt_lane **lane)
 {
 	struct takt_lane *made = calloc(1, sizeof(*made));
 	struct takt_attached attached;
@@ -538,12 +331,12 @@ static int take_lane(struct takt_node *node, struct answer *answer, uint32_t wai
 
 	memcpy(&attached, answer->body.text, sizeof(attached));
 	if (!made || answer->fd_count != 2) {
-		close_descriptors(answer);
+		takt_answer_drop(answer);
 		free(made);
-		send_message(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
-		return made ? fail(node, -EMFILE,
-				   "the lane's descriptors did not arrive: has this process too many open?")
-			    : fail(node, -ENOMEM, "out of memory");
+		takt_node_send(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
+		return made ? takt_node_fail(node, -EMFILE,
+					     "the lane's descriptors did not arrive: has this process too many open?")
+			    : takt_node_fail(node, -ENOMEM, "out of memory");
 	}
 	made->memfd = answer->fds[0];
 	made->wake_fd = answer->fds[1];
@@ -552,7 +345,7 @@ static int take_lane(struct takt_node *node, struct answer *answer, uint32_t wai
 	result = map_lane(node, made, &attached);
 	if (result < 0) {
 		release(made);
-		send_message(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
+		takt_node_send(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
 		return result;
 	}
 	made->node = node;
@@ -569,22 +362,23 @@ int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_
 	const uint64_t now = takt_clock_ns();
 	const uint64_t until_ns = timeout_ns < 0 ? UINT64_MAX : now + (uint64_t)timeout_ns;
 	uint64_t pause_ns = RETRY_FIRST_NS;
-	struct answer *answer;
+	struct takt_answer *answer;
 	int result;
 
 	*lane = NULL;
 	if (!name || !*name || strlen(name) > TAKT_NAME_MAX)
-		return fail(node, -EINVAL, "name \"%.80s\": 1 to %u bytes are allowed", name ? name : "",
-			    TAKT_NAME_MAX);
+		return takt_node_fail(node, -EINVAL, "name \"%.80s\": 1 to %u bytes are allowed", name ? name : "",
+				      TAKT_NAME_MAX);
 	if (kind > TAKT_KIND_MODEL || wait_mode > TAKT_WAIT_HYBRID)
-		return fail(node, -EINVAL, "kind %u, wait mode %u: see takt.h for what there is", kind, wait_mode);
+		return takt_node_fail(node, -EINVAL, "kind %u, wait mode %u: see takt.h for what there is", kind,
+				      wait_mode);
 	answer = malloc(sizeof(*answer));
 	if (!answer)
-		return fail(node, -ENOMEM, "out of memory");
+		return takt_node_fail(node, -ENOMEM, "out of memory");
 	memcpy(ask.name, name, strlen(name));
 	for (;;) {
-		result = request(node, TAKT_MSG_ATTACH, &ask, sizeof(ask), TAKT_MSG_ATTACHED,
-				 sizeof(struct takt_attached), answer);
+		result = takt_node_request(node, TAKT_MSG_ATTACH, &ask, sizeof(ask), TAKT_MSG_ATTACHED,
+					   sizeof(struct takt_attached), answer);
 		if (result != -EAGAIN || takt_clock_ns() >= until_ns)
 			break;
 		pause_before_retry(&pause_ns, until_ns);
@@ -598,7 +392,7 @@ int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_
 void takt_detach(takt_lane *lane)
 {
 	struct takt_node *node;
-	struct answer *answer;
+	struct takt_answer *answer;
 
 	if (!lane)
 		return;
@@ -613,7 +407,7 @@ void takt_detach(takt_lane *lane)
 	if (node && node->fd >= 0 && node->owner == getpid() && (answer = malloc(sizeof(*answer)))) {
 		struct takt_lane_id ask = {lane->lane_id};
 
-		request(node, TAKT_MSG_DETACH, &ask, sizeof(ask), TAKT_MSG_DETACHED, 0, answer);
+		takt_node_request(node, TAKT_MSG_DETACH, &ask, sizeof(ask), TAKT_MSG_DETACHED, 0, answer);
 		free(answer);
 	}
 	release(lane);

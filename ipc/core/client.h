@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * client.h: what the client's .c files share (client.c, lane.c, wait.c) and the Python binding needs. Private.
+ * client.h: what the client's .c files share (client.c, message.c, lane.c, tensor.c, wait.c) and the Python binding
+ * needs. Private.
  */
 #ifndef TAKT_CLIENT_H
 #define TAKT_CLIENT_H
@@ -81,6 +82,10 @@ int takt_lane_give_up(struct takt_lane *lane, uint64_t sequence, struct takt_rep
 uint64_t takt_lane_until(const struct takt_lane *lane, uint64_t sequence, int64_t timeout_ns);
 /* lane.c: records that the lane is over, whoever found out. */
 void takt_lane_end(struct takt_lane *lane, uint32_t reason, const char *text);
+/* lane.c: the lane is over: -EPIPE, with the reason in lane->error. */
+int takt_lane_fail_ended(struct takt_lane *lane);
+/* lane.c: where a slot's tensors are. */
+char *takt_lane_slot(const struct takt_lane *lane, int slot);
 /* lane.c: sets lane->error and returns code. */
 int takt_lane_fail(struct takt_lane *lane, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -91,7 +96,7 @@ int takt_lane_sleep(struct takt_lane *lane, uint64_t until_ns);
 /* wait.c: descriptor in use: swallow the daemon's bytes, ask for another one. */
 void takt_lane_arm(struct takt_lane *lane);
 
-/* client.c: takes in what the daemon said without being asked (LANE_ENDED), never waits. */
+/* message.c: takes in what the daemon said without being asked (LANE_ENDED), never waits. */
 void takt_node_drain(struct takt_node *node);
 
 #endif

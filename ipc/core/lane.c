@@ -9,7 +9,6 @@
  * A job whose waiter has given up keeps its slot until it is done; its reply then waits to be asked for, but only as
  * long as no slot is needed. A job that nobody has waited for yet keeps its slot in any case.
  */
-#define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +79,7 @@ static const char *reason_text(uint32_t reason)
 	}
 }
 
-static int fail_ended(struct takt_lane *lane)
+int takt_lane_fail_ended(struct takt_lane *lane)
 {
 	if (lane->node && !lane->ended_text[0])
 		takt_node_drain(lane->node);
@@ -124,7 +123,7 @@ int takt_next_slot(takt_lane *lane)
 	look_for_end(lane);
 	takt_lane_collect(lane);
 	if (lane->ended)
-		return fail_ended(lane);
+		return takt_lane_fail_ended(lane);
 	for (uint32_t i = 0; i < lane->layout.slot_count && lane->next_slot < 0; i++)
 		if (lane->slots[i].state == TAKT_SLOT_FREE)
 			lane->next_slot = (int)i;
@@ -145,171 +144,9 @@ int takt_pending(takt_lane *lane)
 	return (int)lane->pending;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------- */
-
-/* Bytes of an actual shape, which may have no elements at all; -EINVAL where it does not fit. */
-static int actual_bytes(const struct takt_tensor_entry *entry, uint32_t rank, const int64_t *dims, uint64_t *bytes)
-{
-	int empty = 0;
-
-	if (rank > TAKT_RANK_MAX)
-		return -EINVAL;
-	for (uint32_t i = 0; i < rank; i++) {
-		if (dims[i] < 0)
-			return -EINVAL;
-		empty |= dims[i] == 0;
-	}
-	*bytes = 0;
-	if (empty)
-		return 0;
-	return takt_tensor_bytes(entry->dtype, rank, dims, bytes) < 0 || *bytes > entry->bytes ? -EINVAL : 0;
-}
-
-static char *slot_memory(const struct takt_lane *lane, int slot)
+char *takt_lane_slot(const struct takt_lane *lane, int slot)
 {
 	return (char *)lane->map + lane->layout.slots_offset + (uint64_t)slot * lane->layout.slot_stride;
-}
-
-/* The shape that the daemon wrote, if it is one that fits; else the declared maximum. */
-static void output_shape(const struct takt_lane *lane, int slot, uint32_t index, struct takt_tensor *tensor)
-{
-	const struct takt_tensor_entry *entry = &lane->layout.tensors[index];
-	const struct takt_shape *block = (const void *)(slot_memory(lane, slot) + lane->layout.shapes_offset_in_slot);
-	struct takt_shape shape;
-	uint64_t bytes;
-
-	if (!lane->layout.shapes_offset_in_slot || !(lane->slots[slot].reply.flags & TAKT_SHAPES))
-		return;
-	memcpy(&shape, &block[index], sizeof(shape));
-	if (actual_bytes(entry, shape.rank, shape.dims, &bytes) < 0)
-		return;
-	tensor->rank = shape.rank;
-	memcpy(tensor->dims, shape.dims, sizeof(tensor->dims));
-	tensor->bytes = bytes;
-}
-
-static void describe_tensor(const struct takt_lane *lane, uint32_t index, struct takt_tensor *tensor)
-{
-	const struct takt_tensor_entry *entry = &lane->layout.tensors[index];
-
-	memset(tensor, 0, sizeof(*tensor));
-	tensor->name = entry->name;
-	tensor->dtype = entry->dtype;
-	tensor->rank = entry->rank;
-	memcpy(tensor->dims, entry->dims, sizeof(tensor->dims));
-	tensor->bytes = entry->bytes;
-}
-
-int takt_input_at(takt_lane *lane, uint32_t index, struct takt_tensor *tensor)
-{
-	const int slot = takt_next_slot(lane);
-
-	if (slot < 0)
-		return slot;
-	if (index >= lane->layout.input_count)
-		return takt_lane_fail(lane, -ENOENT, "input %u of \"%s\": it has %u", index, lane->layout.name,
-				      lane->layout.input_count);
-	describe_tensor(lane, index, tensor);
-	if (lane->shapes_set) {
-		tensor->rank = lane->shapes[index].rank;
-		memcpy(tensor->dims, lane->shapes[index].dims, sizeof(tensor->dims));
-		actual_bytes(&lane->layout.tensors[index], tensor->rank, tensor->dims, &tensor->bytes);
-	}
-	tensor->index = index;
-	tensor->data = slot_memory(lane, slot) + lane->layout.tensors[index].offset_in_slot;
-	return 0;
-}
-
-int takt_output_at(takt_lane *lane, uint32_t index, struct takt_tensor *tensor)
-{
-	const int slot = lane->last_slot;
-	const uint32_t entry = lane->layout.input_count + index;
-
-	if (slot < 0)
-		return takt_lane_fail(lane, -ENODATA,
-				      "the lane of \"%s\" has no reply yet: infer, or submit and wait, first",
-				      lane->layout.name);
-	if (index >= lane->layout.tensor_count - lane->layout.input_count)
-		return takt_lane_fail(lane, -ENOENT, "output %u of \"%s\": it has %u", index, lane->layout.name,
-				      lane->layout.tensor_count - lane->layout.input_count);
-	describe_tensor(lane, entry, tensor);
-	output_shape(lane, slot, entry, tensor);
-	tensor->index = index;
-	tensor->data =
-	    slot_memory(lane, slot) + (lane->slots[slot].reply.area ? lane->layout.tensors[entry].offset_in_slot_1
-								    : lane->layout.tensors[entry].offset_in_slot);
-	return 0;
-}
-
-static int find_tensor(struct takt_lane *lane, const char *name, uint32_t from, uint32_t to, const char *what)
-{
-	size_t used;
-
-	for (uint32_t i = from; i < to; i++)
-		if (!strcmp(lane->layout.tensors[i].name, name))
-			return (int)(i - from);
-	takt_lane_fail(lane, -ENOENT, "\"%s\" has no %s \"%s\"; it has", lane->layout.name, what, name);
-	for (uint32_t i = from; i < to; i++) {
-		used = strlen(lane->error);
-		snprintf(lane->error + used, sizeof(lane->error) - used, "%s \"%s\"", i == from ? "" : ",",
-			 lane->layout.tensors[i].name);
-	}
-	return -ENOENT;
-}
-
-int takt_input(takt_lane *lane, const char *name, struct takt_tensor *tensor)
-{
-	const int index = find_tensor(lane, name, 0, lane->layout.input_count, "input");
-
-	return index < 0 ? index : takt_input_at(lane, (uint32_t)index, tensor);
-}
-
-int takt_output(takt_lane *lane, const char *name, struct takt_tensor *tensor)
-{
-	const int index = find_tensor(lane, name, lane->layout.input_count, lane->layout.tensor_count, "output");
-
-	return index < 0 ? index : takt_output_at(lane, (uint32_t)index, tensor);
-}
-
-static int fail_shape(struct takt_lane *lane, const struct takt_tensor_entry *entry)
-{
-	size_t used;
-
-	takt_lane_fail(lane, -EINVAL,
-		       "input \"%s\" of \"%s\": the shape must have %u dimensions, each at least 1 and at most",
-		       entry->name, lane->layout.name, entry->rank);
-	for (uint32_t i = 0; i < entry->rank; i++) {
-		used = strlen(lane->error);
-		snprintf(lane->error + used, sizeof(lane->error) - used, "%s%lld", i ? " x " : " ",
-			 (long long)entry->dims[i]);
-	}
-	return -EINVAL;
-}
-
-int takt_set_shape(takt_lane *lane, const char *name, const int64_t *dims, uint32_t rank)
-{
-	const int index = find_tensor(lane, name, 0, lane->layout.input_count, "input");
-	const struct takt_tensor_entry *entry;
-
-	if (index < 0)
-		return index;
-	if (!lane->shapes)
-		return takt_lane_fail(lane, -EOPNOTSUPP,
-				      "\"%s\" has fixed shapes (a loop, or a model without dynamic ones)",
-				      lane->layout.name);
-	entry = &lane->layout.tensors[index];
-	if (!dims) {
-		dims = entry->dims;
-		rank = entry->rank;
-	}
-	if (rank != entry->rank)
-		return fail_shape(lane, entry);
-	for (uint32_t i = 0; i < rank; i++)
-		if (dims[i] < 1 || dims[i] > entry->dims[i])
-			return fail_shape(lane, entry);
-	memcpy(lane->shapes[index].dims, dims, rank * sizeof(*dims));
-	lane->shapes_set = 1;
-	return 0;
 }
 
 /* ---- submitting ---------------------------------------------------------------------------------------------- */
@@ -336,12 +173,12 @@ int64_t takt_submit(takt_lane *lane, uint64_t deadline_ns)
 	int number, result;
 
 	if (look_for_end(lane))
-		return fail_ended(lane);
+		return takt_lane_fail_ended(lane);
 	number = takt_next_slot(lane);
 	if (number < 0)
 		return number;
 	if (lane->shapes_set) {
-		memcpy(slot_memory(lane, number) + lane->layout.shapes_offset_in_slot, lane->shapes,
+		memcpy(takt_lane_slot(lane, number) + lane->layout.shapes_offset_in_slot, lane->shapes,
 		       lane->layout.input_count * sizeof(*lane->shapes));
 		entry.flags = TAKT_SUBMIT_SHAPES;
 	}
@@ -375,7 +212,7 @@ int takt_cancel(takt_lane *lane, uint64_t sequence)
 	if (slot < 0 || lane->slots[slot].state != TAKT_SLOT_PENDING)
 		return takt_lane_fail(lane, -ENOENT, "job %llu of \"%s\" is not pending", (unsigned long long)sequence,
 				      lane->layout.name);
-	return lane->ended ? fail_ended(lane) : publish(lane, &entry);
+	return lane->ended ? takt_lane_fail_ended(lane) : publish(lane, &entry);
 }
 
 /* ---- receiving ----------------------------------------------------------------------------------------------- */
@@ -441,7 +278,7 @@ int takt_lane_receive(struct takt_lane *lane, uint64_t sequence, struct takt_rep
 		    "was needed after a wait had timed out",
 		    (unsigned long long)sequence, lane->layout.name);
 	if (slot < 0 || lane->slots[slot].state != TAKT_SLOT_DONE)
-		return lane->ended ? fail_ended(lane) : 0;
+		return lane->ended ? takt_lane_fail_ended(lane) : 0;
 	if (lane->last_slot >= 0)
 		lane->slots[lane->last_slot].state = TAKT_SLOT_FREE;
 	lane->last_slot = slot;

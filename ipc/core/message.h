@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client.h"
+
 #define TAKT_MESSAGE_MAGIC 0x31544b54u /* "TKT1" */
 #define TAKT_MESSAGE_MAX   8192u       /* bytes, header included */
 
@@ -83,5 +85,34 @@ struct takt_listing {
 	uint32_t next_offset; /* 0: that was all */
 };
 _Static_assert(sizeof(struct takt_listing) == 8, "listing");
+
+/* ---- message.c ---- */
+
+/* Descriptors taken from one message: more than the two expected, so that none is leaked. */
+#define TAKT_ANSWER_FDS_MAX 4
+
+/* A message that has arrived; its text ends with a NUL. */
+struct takt_answer {
+	uint16_t type;
+	int32_t code;
+	size_t body_bytes;
+	int fds[TAKT_ANSWER_FDS_MAX];
+	int fd_count;
+	union {
+		char text[TAKT_MESSAGE_MAX + 1];
+		uint64_t align;
+	} body;
+};
+
+/* Sets node->error and returns code. */
+int takt_node_fail(struct takt_node *node, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Sends without expecting an answer. */
+int takt_node_send(struct takt_node *node, uint16_t type, const void *body, size_t body_bytes, uint64_t until_ns);
+/* Sends and waits, at most TAKT_CONTROL_TIMEOUT_NS, for the answer of this type with at least `least_bytes` of body. An
+ * ERROR answer becomes its code, with the daemon's text in node->error. */
+int takt_node_request(struct takt_node *node, uint16_t type, const void *body, size_t body_bytes, uint16_t answer_type,
+		      size_t least_bytes, struct takt_answer *answer);
+/* Closes the descriptors that came with it. */
+void takt_answer_drop(struct takt_answer *answer);
 
 #endif

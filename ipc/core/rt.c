@@ -2,7 +2,6 @@
  *
  * rt.c: time, and the real-time rights of the calling thread.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>
 #include <sys/mman.h>

@@ -11,7 +11,6 @@
  * look at it. Rejected: poll() on the descriptor alone (one syscall and one skb more on every wake-up), futex_waitv
  * (not there on the Jetson's 5.15).
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
