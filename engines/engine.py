@@ -43,6 +43,7 @@ class BatchRun(Protocol):
     """A run of ``size`` jobs at once over private memory; the members are copied in and out."""
 
     size: int
+    run_bound: BoundRun  # the run alone, on whatever the private memory holds
 
     def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
         """Addresses per member and tensor. Raises ``EngineFailure``."""

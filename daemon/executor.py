@@ -1,0 +1,274 @@
+"""The process that owns one device and runs its jobs, one at a time.
+
+``python -m taktd.daemon.executor --control-fd N``, started by the supervisor, which says over that socket what to
+serve.
+One Python thread over the C core. ``Executor.serve`` is the whole real-time path: take what clients submitted, ask the
+scheduler, do what it says. Between two jobs only bounded work happens: a control message, one step of a chore.
+
+What it is not: the scheduler decides about time; the supervisor owns the lanes; the journal takes the records, and the
+supervisor drains them. Nothing is loaded, imported or logged by I/O while it serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import select
+import signal
+import socket
+import sys
+from typing import Any, Final
+
+from taktd.daemon.cause import NONE
+from taktd.daemon.duty import DutyLimiter, real_time_share_ppm
+from taktd.daemon.executor_lanes import LaneTable
+from taktd.daemon.executor_link import ExecutorLink, LinkClosed
+from taktd.daemon.executor_setup import freeze, prepare
+from taktd.daemon.job import EXPIRE, NEVER, START, Job, Wait
+from taktd.daemon.scheduler import Scheduler
+from taktd.engines.errors import EngineFailure, ModelRefused
+from taktd.ipc import _core
+
+__all__ = ["Executor", "main"]
+
+EXIT_FAILED: Final = 3  # a model could not be served; the supervisor has been told which and why
+CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its control socket this often
+CHORE_GAP_NS: Final = 1_000_000  # a step of a chore waits for a gap of this length
+CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
+SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twice a wake-up's p99
+
+YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its core
+
+OK, FAILED, CANCELLED, DETACHED = 0, 4, 6, 7
+FLAG_OVERRUN, EARLY = 2, 8
+ENTRY_CANCEL, ENTRY_ENDED = 2, 0x8000
+NO_PATH, PRIMARY, STAND_IN, HOLD = 0, 1, 2, 3
+WOKE_CONTROL = 2
+
+
+class Executor:
+    """Serves the lanes of one device until it is told to drain or its supervisor is gone."""
+
+    def __init__(
+        self, link: ExecutorLink, server: _core.Server, table: LaneTable, plan: dict[str, Any], costs: dict[str, Any],
+        *, throttled: bool,
+    ) -> None:  # fmt: skip
+        self.link = link
+        self.server = server
+        self.table = table
+        self.lanes = table.lanes
+        self.scheduler = Scheduler(costs["max_dispatch_ns"], costs["share_ppm"])
+        table.schedule(self.scheduler, costs)
+        self.path = STAND_IN if plan["role"] == "stand-in" else PRIMARY
+        self.spin_ns: int = plan["spin_ns"]
+        self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
+        self.draining = False
+        self.stopped = False
+        self._switches = 0
+        self._control_due_ns = 0
+        self._chore_since_ns = 0
+        self._spin_until_ns = 0
+
+    # ---- the real-time path ----
+
+    def serve(self) -> None:
+        server, scheduler, duty = self.server, self.scheduler, self.duty
+        poll, decide, clock = server.poll, scheduler.decide, _core.now
+        while not self.stopped:
+            now_ns = clock()
+            for entry in poll(now_ns):
+                self._take(entry, now_ns)
+            action = decide(now_ns, duty.yielding)
+            if action.kind == START:
+                self._run(action.jobs, now_ns)
+            elif action.kind == EXPIRE:
+                self._answer(
+                    action.job,
+                    action.status,
+                    HOLD if action.status == OK else NO_PATH,
+                    action.cause,
+                    action.detail,
+                    now_ns,
+                )
+            else:
+                self._idle(action, now_ns)
+            if now_ns >= self._control_due_ns:
+                self._control(now_ns)
+
+    def _take(self, entry: tuple[int, ...], now_ns: int) -> None:
+        lane, sequence, slot, deadline_ns, release_ns, flags = entry
+        if flags == 0:
+            self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
+        elif flags == ENTRY_CANCEL:
+            job = self.scheduler.cancel(lane, sequence, now_ns)
+            if job is not None:
+                self._answer(job, CANCELLED, NO_PATH, NONE, 0, now_ns)
+        elif flags == ENTRY_ENDED:
+            self.table.ended(lane, deadline_ns, now_ns)
+        else:
+            self.lanes[lane].shaped.add(slot)
+            self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
+
+    def _run(self, jobs: tuple[Job, ...], now_ns: int) -> None:
+        job = jobs[0]
+        lane = self.lanes[job.lane]
+        if len(jobs) > 1 or lane.shaped:
+            self._run_general(jobs, now_ns)
+            return
+        status = OK
+        self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns)
+        try:
+            lane.runs[job.slot]()
+        except EngineFailure as failure:
+            status = FAILED
+            self.table.failed(lane, failure)
+        ended_ns = self._finish()
+        self._complete(job, status, ended_ns)
+
+    def _finish(self) -> int:
+        """Ends the running dispatch in the scheduler's books, and at what time."""
+        ended_ns = _core.now()
+        switches = _core.switched_out()
+        self.scheduler.finish(ended_ns, NEVER if switches != self._switches else 0)
+        self._switches = switches
+        self._spin_until_ns = ended_ns + self.spin_ns
+        return ended_ns
+
+    def _complete(self, job: Job, status: int, ended_ns: int) -> None:
+        flags = (EARLY if job.early else 0) | (FLAG_OVERRUN if job.overrun else 0)
+        self.server.complete(
+            job.lane, job.slot, status, flags, self.path, job.cause, job.cause_detail, ended_ns, job.deadline_ns
+        )
+
+    def _answer(self, job: Job, status: int, path: int, cause: int, detail: int, now_ns: int) -> None:
+        self.server.complete(job.lane, job.slot, status, 0, path, cause, detail, now_ns, job.deadline_ns)
+
+    # ---- the rest: batches, shapes, waiting, upkeep ----
+
+    def _run_general(self, jobs: tuple[Job, ...], now_ns: int) -> None:
+        """A batch, or a job with shapes of its own."""
+        status = OK
+        lanes = [self.lanes[job.lane] for job in jobs]
+        for job in jobs:
+            self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns)
+        try:
+            if len(jobs) > 1:
+                self.table.batch(lanes[0].engine.spec.model, len(jobs)).run(
+                    [lane.inputs_of(job.slot) for lane, job in zip(lanes, jobs, strict=True)],
+                    [lane.outputs_of(job.slot) for lane, job in zip(lanes, jobs, strict=True)],
+                )
+            elif jobs[0].slot in lanes[0].shaped:
+                lanes[0].shaped.discard(jobs[0].slot)
+                lanes[0].run_shaped(jobs[0].slot)
+            else:
+                lanes[0].runs[jobs[0].slot]()
+        except EngineFailure as failure:
+            status = FAILED
+            self.table.failed(lanes[0], failure)
+        ended_ns = self._finish()
+        for job in jobs:
+            self._complete(job, status, ended_ns)
+
+    def _idle(self, wait: Wait, now_ns: int) -> None:
+        """Nothing to run: a step of a chore if there is a gap, else wait for the next event, spinning where that
+        pays."""
+        if self.draining:
+            self._end()
+            return
+        until_ns = wait.until_ns
+        predicted_ns = wait.spin_from_ns
+        if self.table.chores:
+            gap_ns = min(until_ns or NEVER, predicted_ns or NEVER) - now_ns
+            self._chore_since_ns = self._chore_since_ns or now_ns
+            if gap_ns >= CHORE_GAP_NS or now_ns - self._chore_since_ns >= CHORE_PATIENCE_NS:
+                self._chore()
+                return
+        yielding = self.duty.update(now_ns, self.server.slept_ns())
+        spin_until_ns = 0 if yielding else self._spin_until_ns
+        if predicted_ns and not yielding:
+            awake_ns = predicted_ns - SPIN_LEAD_NS
+            if now_ns >= awake_ns:
+                spin_until_ns = self._spin_until_ns = predicted_ns + SPIN_LEAD_NS
+            elif not until_ns or awake_ns < until_ns:
+                until_ns = awake_ns
+        if yielding and not until_ns:
+            until_ns = now_ns + YIELD_NS
+        elif yielding:
+            until_ns = min(until_ns, now_ns + YIELD_NS)
+        if self.server.wait(until_ns, spin_until_ns) & WOKE_CONTROL:
+            self._control_due_ns = 0
+        self._switches = _core.switched_out()
+
+    def _end(self) -> None:
+        """Tells every client that its lane is over, and stops serving."""
+        for lane in list(self.lanes):
+            self.server.remove(lane, DETACHED)
+        self.stopped = True
+
+    def _chore(self) -> None:
+        self._chore_since_ns = 0
+        if next(self.table.chores[0], self) is self:
+            self.table.chores.popleft()
+
+    def _control(self, now_ns: int) -> None:
+        """One message from the supervisor, if there is one."""
+        self._control_due_ns = now_ns + CONTROL_EVERY_NS
+        try:
+            received = self.link.receive()
+        except LinkClosed:
+            self._end()
+            return
+        if received is None:
+            return
+        self._control_due_ns = 0  # there may be more
+        message, descriptors = received
+        if message["op"] == "drain":
+            self.draining = True
+        else:
+            self.table.handle(message, descriptors)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m taktd.daemon.executor", description="Started by taktd only.")
+    parser.add_argument("--control-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    # Who ends an executor is its supervisor; a terminal's Ctrl-C goes to the supervisor alone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = ExecutorLink(socket.socket(fileno=arguments.control_fd))
+    try:
+        return _run(link)
+    except LinkClosed:
+        return 0
+
+
+def _run(link: ExecutorLink) -> int:
+    plan, descriptors = _next_message(link, "configure")
+    try:
+        prepared = prepare(plan)
+        server = _core.Server(*descriptors[:3], link.fileno())
+        table = LaneTable(server, link, plan, descriptors[3:], prepared)
+    except (ModelRefused, EngineFailure) as error:
+        link.send({"op": "failed", "error": str(error)})
+        return EXIT_FAILED
+    link.send({"op": "loaded", **prepared.as_json()})
+    costs, _ = _next_message(link, "serve")
+    executor = Executor(link, server, table, plan, costs, throttled=prepared.rights.policy == "fifo")
+    freeze()
+    link.send({"op": "ready"})
+    executor.serve()
+    return 0
+
+
+def _next_message(link: ExecutorLink, op: str) -> tuple[dict[str, Any], list[int]]:
+    """Waits for one message of the handshake. Raises ``LinkClosed``, also when it is told to drain instead."""
+    while (received := link.receive()) is None:
+        select.select([link], [], [])
+    if received[0]["op"] == "drain":
+        raise LinkClosed
+    if received[0]["op"] != op:
+        raise ValueError(f"expected {op!r} from the supervisor, found {received[0]['op']!r}")
+    return received
+
+
+if __name__ == "__main__":
+    sys.exit(main())
