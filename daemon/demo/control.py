@@ -1,0 +1,232 @@
+"""The demo's control program: simulates the cart in real time and asks taktd for a force, a thousand times a second.
+
+A process of its own (`python -m taktd.daemon.demo.control JSON`), started by `show`, so that drawing never holds up a
+tick. An ordinary client: what it does with `taktd.ipc` a robot's control program does. Standard output carries one JSON
+object per line: {"kind": "frame", …} 25 times a second and one {"kind": "end", …}.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import sys
+import time
+from array import array
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from taktd.daemon.demo.plant import CartPole
+from taktd.daemon.direct import open_direct
+from taktd.ipc import connect
+
+PERIOD_S: Final = 0.001
+FRAME_TICKS: Final = 40
+TRACE_TICKS: Final = 10
+DIRECT_TICKS: Final = 4
+"""The network is also run in this process every so many ticks, on the same observation."""
+UPRIGHT_RAD: Final = math.radians(12)
+FALLEN_RAD: Final = math.radians(60)
+STEADY_TICKS: Final = 500
+"""It stands once it has stayed upright for so long."""
+CATCH_UP_TICKS: Final = 200
+"""After a longer pause of this process (it was stopped, the machine slept) simulated time stands still, too."""
+
+
+@dataclass
+class Plan:
+    """What to do; comes as JSON on the command line."""
+
+    seconds: float
+    pushes: list[tuple[float, float]]
+    """(when in s, force in N): each lasts for `push_s`."""
+    push_s: float
+    loop: str
+    model_path: str
+    core: int | None
+    priority: int
+    wait: str = "hybrid"
+
+
+class Judge:
+    """Decides whether the pendulum fell: it leaves ±60° after it stood, or it does not stand at the end."""
+
+    def __init__(self) -> None:
+        self.upright_ticks = 0
+        self.stood_at_s: float | None = None
+        self.toppled = False
+
+    def see(self, cart: CartPole, elapsed_s: float) -> None:
+        lean = abs(cart.lean_rad)
+        self.upright_ticks = self.upright_ticks + 1 if lean < UPRIGHT_RAD else 0
+        if self.stood_at_s is None and self.upright_ticks == STEADY_TICKS:
+            self.stood_at_s = elapsed_s
+        if self.stood_at_s is not None and lean > FALLEN_RAD:
+            self.toppled = True
+
+    @property
+    def fell(self) -> bool:
+        return self.toppled or self.stood_at_s is None or self.upright_ticks == 0
+
+    def phase(self, pushed: bool) -> str:
+        if pushed:
+            return "pushed"
+        if self.stood_at_s is None:
+            return "swinging up"
+        return "balanced" if self.upright_ticks else "recovering"
+
+
+@dataclass
+class Record:
+    """What is kept of a run. Latencies are client-side round trips in ns, answered jobs only."""
+
+    ticks: int = 0
+    late: int = 0
+    missed: int = 0
+    unanswered: int = 0
+    different: int = 0
+    lane_ns: array[int] = field(default_factory=lambda: array("q"))
+    direct_ns: array[int] = field(default_factory=lambda: array("q"))
+    trace: list[tuple[float, float, float]] = field(default_factory=list)
+    """(time s, lean rad, position m)"""
+
+
+def take_rights(core: int | None, priority: int) -> dict[str, Any]:
+    """Ask for a core and SCHED_FIFO for this process; says what it has, and why not more."""
+    notes = []
+    try:
+        if core is not None:
+            os.sched_setaffinity(0, [core])
+    except OSError as error:
+        notes.append(f"core {core} refused: {error.strerror}")
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+    except OSError as error:
+        notes.append(f"SCHED_FIFO {priority} refused: {error.strerror}")
+    return {
+        "policy": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
+        "priority": os.sched_getparam(0).sched_priority,
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "notes": notes,
+    }
+
+
+def say(kind: str, **fields: Any) -> None:
+    os.write(1, (json.dumps({"kind": kind, **fields}) + "\n").encode())
+
+
+def drive(plan: Plan) -> tuple[Record, Judge]:
+    """The control loop itself."""
+    cart, judge, record = CartPole(), Judge(), Record()
+    direct = open_direct(plan.model_path)
+    now = time.monotonic_ns
+    shown = 0
+    last_tick = int(plan.seconds / PERIOD_S)
+    with connect() as node, node.attach(plan.loop, wait=plan.wait) as lane:
+        force = 0.0
+        elapsed_ticks = 0
+        for tick in lane.ticks():
+            for _ in range(1 + min(tick.missed, CATCH_UP_TICKS)):
+                elapsed_ticks += 1
+                elapsed_s = elapsed_ticks * PERIOD_S
+                push = next((n for at, n in plan.pushes if at <= elapsed_s < at + plan.push_s), 0.0)
+                cart.advance(force, push, PERIOD_S)
+                judge.see(cart, elapsed_s)
+                if elapsed_ticks % TRACE_TICKS == 0:
+                    record.trace.append((round(elapsed_s, 3), round(cart.lean_rad, 5), round(cart.position, 5)))
+            record.ticks += 1
+            record.missed += tick.missed
+
+            observation = lane.inputs["obs"]
+            cart.observe(observation)
+            if record.ticks % DIRECT_TICKS == 0:
+                direct.inputs["obs"][:] = observation
+            begun = now()
+            reply = lane.infer()
+            ended = now()
+            if reply.ok:
+                force = float(lane.outputs["force"][0, 0])
+                record.lane_ns.append(ended - begun)
+            else:
+                record.unanswered += 1
+            record.late += reply.late or not reply.ok
+
+            if record.ticks % DIRECT_TICKS == 0:
+                begun = now()
+                direct.run()
+                record.direct_ns.append(now() - begun)
+                record.different += reply.ok and float(direct.outputs["force"][0, 0]) != force
+            if elapsed_ticks >= last_tick:
+                break
+            if elapsed_ticks - shown >= FRAME_TICKS:
+                shown = elapsed_ticks
+                show_frame(cart, judge, record, elapsed_s, force, push)
+    return record, judge
+
+
+def show_frame(cart: CartPole, judge: Judge, record: Record, elapsed_s: float, force: float, push: float) -> None:
+    recent = sorted(record.lane_ns[-250:])
+    say(
+        "frame",
+        time_s=round(elapsed_s, 3),
+        lean_rad=cart.lean_rad,
+        position_m=cart.position,
+        force_n=force,
+        push_n=push,
+        phase=judge.phase(push != 0.0),
+        ticks=record.ticks,
+        late=record.late,
+        missed=record.missed,
+        p50_us=recent[len(recent) // 2] / 1000 if recent else None,
+        max_us=recent[-1] / 1000 if recent else None,
+    )
+
+
+def quantiles(nanoseconds: array[int], prefix: str = "") -> dict[str, float | None]:
+    """p50, p90, p99, p99.9 and maximum in µs; None where nothing was measured."""
+    names = {"p50_us": 50, "p90_us": 90, "p99_us": 99, "p999_us": 99.9, "max_us": 100}
+    if not nanoseconds:
+        return {prefix + name: None for name in names}
+    found = np.percentile(np.frombuffer(nanoseconds, np.int64), list(names.values()), method="higher")
+    return {prefix + name: round(float(value) / 1000, 1) for name, value in zip(names, found, strict=True)}
+
+
+def main() -> None:
+    plan = Plan(**json.loads(sys.argv[1]))
+    rights = take_rights(plan.core, plan.priority)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    record, judge = drive(plan)
+    result = {
+        "ticks": record.ticks,
+        "late": record.late,
+        "missed": record.missed,
+        "unanswered": record.unanswered,
+        **quantiles(record.lane_ns),
+        **quantiles(record.direct_ns, "direct_"),
+        "direct_runs": len(record.direct_ns),
+        "different": record.different,
+        "fell": judge.fell,
+        "stood_at_s": judge.stood_at_s,
+        "seconds": plan.seconds,
+        "wait": plan.wait,
+        "rt": rights,
+    }
+    edges = np.geomspace(1e3, 1e8, 251)
+    say(
+        "end",
+        result=result,
+        plan=asdict(plan),
+        trace=record.trace,
+        edges_us=[round(float(e) / 1000, 4) for e in edges],
+        lane_counts=np.histogram(np.frombuffer(record.lane_ns, np.int64), edges)[0].tolist() if record.lane_ns else [],
+        direct_counts=np.histogram(np.frombuffer(record.direct_ns, np.int64), edges)[0].tolist(),
+    )
+
+
+if __name__ == "__main__":
+    main()
