@@ -84,7 +84,7 @@ void takt_ledger_take(struct takt_served *lane, const struct takt_submission *en
 	slot->release_ns = release_ns;
 	slot->taken_ns = now_ns;
 	slot->started_ns = 0;
-	takt_store_state(&slot->state, TAKT_SLOT_TAKEN);
+	takt_store_state(&slot->state, TAKT_LEDGER_TAKEN);
 	takt_store_u64(&ledger->last_release_ns, release_ns);
 	takt_store_cursor(&ledger->next_sequence, entry->sequence + 1);
 	takt_store_cursor(&ledger->submit_head, lane->rings.submit_head + 1);
@@ -95,19 +95,19 @@ static void recover_slot(struct takt_served *lane, uint32_t index)
 	struct takt_ledger_lane *ledger = lane->ledger;
 	struct takt_ledger_slot *slot = &ledger->slots[index];
 
-	if (takt_load_state(&slot->state) == TAKT_SLOT_FREE)
+	if (takt_load_state(&slot->state) == TAKT_LEDGER_FREE)
 		return;
 	if (slot->submit_index >= ledger->submit_head) {
 		takt_store_cursor(&ledger->next_sequence, slot->sequence + 1);
 		takt_store_cursor(&ledger->submit_head, slot->submit_index + 1);
 	}
-	if (slot->state == TAKT_SLOT_TAKEN) {
+	if (slot->state == TAKT_LEDGER_TAKEN) {
 		lane->pending |= UINT64_C(1) << index;
 		return;
 	}
 	if (slot->completion_index >= ledger->completion_tail)
 		takt_served_publish(lane, slot);
-	takt_store_state(&slot->state, TAKT_SLOT_FREE);
+	takt_store_state(&slot->state, TAKT_LEDGER_FREE);
 }
 
 void takt_ledger_recover(struct takt_served *lane)

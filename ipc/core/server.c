@@ -213,7 +213,7 @@ int takt_server_remove(struct takt_server *server, uint32_t index, int status, u
 		if (status >= 0) {
 			takt_server_complete(server, index, slot, &verdict);
 		} else {
-			takt_store_state(&lane->ledger->slots[slot].state, TAKT_SLOT_FREE);
+			takt_store_state(&lane->ledger->slots[slot].state, TAKT_LEDGER_FREE);
 			takt_count(&lane->stats->orphaned, 1);
 		}
 		dropped++;
@@ -259,7 +259,7 @@ int takt_served_copy_shapes(struct takt_served *lane, uint32_t slot)
 		if (own[i].rank != layout->tensors[i].rank)
 			return -EINVAL;
 		for (uint32_t d = 0; d < own[i].rank; d++)
-			if (own[i].dims[d] < 1 || own[i].dims[d] > layout->tensors[i].dims[d])
+			if (own[i].dims[d] < 0 || own[i].dims[d] > layout->tensors[i].dims[d])
 				return -EINVAL;
 	}
 	return 0;
@@ -400,7 +400,7 @@ void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot
 	takt_doorbell_wake_client(lane); /* before the bookkeeping: somebody waits for it */
 	takt_store_cursor(&lane->ledger->completion_tail, lane->rings.completion_tail);
 	takt_stats_job(lane->stats, &slot->image, slot->release_ns);
-	takt_store_state(&slot->state, TAKT_SLOT_FREE);
+	takt_store_state(&slot->state, TAKT_LEDGER_FREE);
 }
 
 static uint16_t completion_flags(const struct takt_served *lane, uint32_t slot, const struct takt_verdict *verdict,
@@ -445,7 +445,7 @@ int takt_server_complete(struct takt_server *server, uint32_t index, uint32_t sl
 		.epoch = (uint32_t)lane->layout.epoch,
 	};
 	slot->completion_index = lane->rings.completion_tail;
-	takt_store_state(&slot->state, TAKT_SLOT_DONE);
+	takt_store_state(&slot->state, TAKT_LEDGER_DONE);
 	takt_served_publish(lane, slot);
 	lane->pending &= ~(UINT64_C(1) << slot_index);
 	return 0;

@@ -15,7 +15,7 @@
 
 /* ---- ledger.c: daemon-only memory that survives the executor -------------------------------------------------------- */
 
-enum takt_ledger_state { TAKT_SLOT_FREE = 0, TAKT_SLOT_TAKEN = 1, TAKT_SLOT_DONE = 2 };
+enum takt_ledger_state { TAKT_LEDGER_FREE = 0, TAKT_LEDGER_TAKEN = 1, TAKT_LEDGER_DONE = 2 };
 
 struct takt_ledger_slot {
 	uint32_t state; /* enum takt_ledger_state; written last, with release */

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * _core_server.c: taktd.ipc._core.Server, the executor's lanes. Its hot methods (poll, begin, complete, record) take
+ * positional integers only.
+ */
+#include "_core.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "core/server.h"
+
+typedef struct {
+	PyObject_HEAD
+	struct takt_server server;
+	int open;    /* server is initialised */
+	int waiting; /* wait() runs without the GIL: the one thread that owns the server is in there */
+} Server;
+
+/* The server is its one thread's. A second Python thread that comes while wait() runs is a bug of ours: say so. */
+static struct takt_server *enter(PyObject *self)
+{
+	Server *own = (Server *)self;
+
+	if (own->open && !own->waiting)
+		return &own->server;
+	PyErr_SetString(PyExc_RuntimeError, own->open ? "Server is in wait() on another thread; it belongs to one thread"
+						      : "Server was not initialised");
+	return NULL;
+}
+
+static PyObject *no_such_job(uint32_t lane, uint32_t slot)
+{
+	return PyErr_Format(PyExc_ValueError, "lane %u, slot %u: no job is pending there", lane, slot);
+}
+
+static struct takt_served *get_lane(struct takt_server *server, PyObject *number)
+{
+	struct takt_served *lane;
+	uint32_t index;
+
+	if (takt_py_u32(number, &index) < 0)
+		return NULL;
+	lane = takt_server_lane(server, index);
+	if (!lane)
+		PyErr_Format(PyExc_ValueError, "lane %u is not served", index);
+	return lane;
+}
+
+static int get_slot(const struct takt_served *lane, PyObject *number, uint32_t *slot)
+{
+	if (takt_py_u32(number, slot) < 0)
+		return -1;
+	if (*slot < lane->layout.slot_count)
+		return 0;
+	PyErr_Format(PyExc_ValueError, "slot %u: lane %u has slots 0 to %u", *slot, lane->index,
+		     lane->layout.slot_count - 1);
+	return -1;
+}
+
+/* ---- life ---- */
+
+static int server_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"ledger_fd", "stats_fd", "journal_fd", "control_fd", NULL};
+	Server *own = (Server *)self;
+	int ledger_fd, stats_fd, journal_fd, control_fd, rc;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiii", names, &ledger_fd, &stats_fd, &journal_fd, &control_fd))
+		return -1;
+	if (own->open) {
+		PyErr_SetString(PyExc_RuntimeError, "Server is initialised already");
+		return -1;
+	}
+	rc = takt_server_init(&own->server, ledger_fd, stats_fd, journal_fd, control_fd);
+	if (rc < 0) {
+		takt_py_error(rc);
+		return -1;
+	}
+	own->open = 1;
+	return 0;
+}
+
+static void server_dealloc(PyObject *self)
+{
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	if (((Server *)self)->open)
+		takt_server_destroy(&((Server *)self)->server);
+	release(self);
+	Py_DECREF(type);
+}
+
+static PyObject *server_add(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"lane", "memfd", "wake_fd", "layout", "stats_block", "area", "recover", NULL};
+	struct takt_server *server = enter(self);
+	struct takt_layout layout;
+	PyObject *dict;
+	unsigned int lane, block, area;
+	int memfd, wake_fd, recover, rc;
+
+	if (!server || !PyArg_ParseTupleAndKeywords(args, kwargs, "IiiOI$Ip", names, &lane, &memfd, &wake_fd, &dict,
+						    &block, &area, &recover))
+		return NULL;
+	if (takt_py_read_layout(dict, &layout) < 0) {
+		close(memfd);
+		close(wake_fd);
+		return NULL;
+	}
+	rc = takt_server_add(server, lane, memfd, wake_fd, &layout, block, area, recover);
+	if (rc < 0)
+		return takt_py_error(rc);
+	return PyLong_FromVoidPtr(takt_server_lane(server, lane)->base);
+}
+
+static PyObject *server_remove(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+	uint32_t status = 0;
+	int rc;
+
+	if (!server || takt_py_arguments("remove", count, 2, 2) < 0)
+		return NULL;
+	lane = get_lane(server, args[0]);
+	if (!lane || (args[1] != Py_None && takt_py_u32(args[1], &status) < 0))
+		return NULL;
+	if (status > TAKT_DETACHED)
+		return PyErr_Format(PyExc_ValueError, "status %u: must be None or 0 to %d", status, TAKT_DETACHED);
+	rc = takt_server_remove(server, lane->index, args[1] == Py_None ? -1 : (int)status, takt_clock_ns());
+	return rc < 0 ? takt_py_error(rc) : PyLong_FromLong(rc);
+}
+
+/* ---- jobs ---- */
+
+static PyObject *job_tuple(const struct takt_job *job)
+{
+	PyObject *items[6] = {
+		PyLong_FromUnsignedLong(job->lane),	      PyLong_FromUnsignedLongLong(job->sequence),
+		PyLong_FromUnsignedLong(job->slot),	      PyLong_FromUnsignedLongLong(job->deadline_ns),
+		PyLong_FromUnsignedLongLong(job->release_ns), PyLong_FromUnsignedLong(job->flags),
+	};
+
+	return takt_py_tuple(6, items);
+}
+
+static PyObject *server_poll(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_job jobs[TAKT_POLL_ENTRIES_MAX];
+	PyObject *list;
+	uint64_t now_ns;
+	uint32_t found;
+
+	if (!server || takt_py_arguments("poll", count, 1, 1) < 0 || takt_py_u64(args[0], &now_ns) < 0)
+		return NULL;
+	found = takt_server_poll(server, now_ns, jobs);
+	list = PyList_New((Py_ssize_t)found);
+	for (uint32_t i = 0; list && i < found; i++) {
+		PyObject *tuple = job_tuple(&jobs[i]);
+		if (!tuple || PyList_SetItem(list, (Py_ssize_t)i, tuple) < 0)
+			Py_CLEAR(list);
+	}
+	return list;
+}
+
+static PyObject *server_unfinished(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+	PyObject *list;
+
+	if (!server || takt_py_arguments("unfinished", count, 1, 1) < 0 || !(lane = get_lane(server, args[0])))
+		return NULL;
+	list = PyList_New(0);
+	for (uint32_t i = 0; list && i < lane->layout.slot_count; i++) {
+		const struct takt_ledger_slot *slot = &lane->ledger->slots[i];
+		PyObject *item;
+		if (!(lane->pending >> i & 1))
+			continue;
+		item = Py_BuildValue("(KIKK)", (unsigned long long)slot->sequence, (unsigned int)i,
+				     (unsigned long long)slot->deadline_ns, (unsigned long long)slot->release_ns);
+		if (!item || PyList_Append(list, item) < 0)
+			Py_CLEAR(list);
+		Py_XDECREF(item);
+	}
+	return list;
+}
+
+static PyObject *server_begin(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	uint64_t now_ns, deadline_ns = 0;
+	uint32_t lane, slot;
+
+	if (!server || takt_py_arguments("begin", count, 3, 4) < 0 || takt_py_u32(args[0], &lane) < 0 ||
+	    takt_py_u32(args[1], &slot) < 0 || takt_py_u64(args[2], &now_ns) < 0 ||
+	    (count > 3 && takt_py_u64(args[3], &deadline_ns) < 0))
+		return NULL;
+	if (takt_server_begin(server, lane, slot, now_ns, deadline_ns) < 0)
+		return no_such_job(lane, slot);
+	Py_RETURN_NONE;
+}
+
+static PyObject *server_complete(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_verdict verdict = {0};
+	uint32_t lane, slot;
+	int rc;
+
+	if (!server || takt_py_arguments("complete", count, 8, 9) < 0 || takt_py_u32(args[0], &lane) < 0 ||
+	    takt_py_u32(args[1], &slot) < 0 || takt_py_u16(args[2], &verdict.status) < 0 ||
+	    takt_py_u16(args[3], &verdict.flags) < 0 || takt_py_u16(args[4], &verdict.path) < 0 ||
+	    takt_py_u16(args[5], &verdict.cause) < 0 || takt_py_u32(args[6], &verdict.cause_detail) < 0 ||
+	    takt_py_u64(args[7], &verdict.ended_ns) < 0 || (count > 8 && takt_py_u64(args[8], &verdict.deadline_ns) < 0))
+		return NULL;
+	rc = takt_server_complete(server, lane, slot, &verdict);
+	if (rc == -EINVAL)
+		return PyErr_Format(PyExc_ValueError, "status %u, path %u, cause %u: outside the closed sets of takt.h",
+				    verdict.status, verdict.path, verdict.cause);
+	if (rc < 0)
+		return no_such_job(lane, slot);
+	Py_RETURN_NONE;
+}
+
+/* ---- tensors ---- */
+
+static PyObject *server_slot_address(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	const struct takt_tensor_entry *tensor;
+	struct takt_served *lane;
+	uint32_t slot, index, area;
+	uint64_t offset;
+
+	if (!server || takt_py_arguments("slot_address", count, 4, 4) < 0 || !(lane = get_lane(server, args[0])) ||
+	    get_slot(lane, args[1], &slot) < 0 || takt_py_u32(args[2], &index) < 0 || takt_py_u32(args[3], &area) < 0)
+		return NULL;
+	if (index >= lane->layout.tensor_count || area >= TAKT_AREAS)
+		return PyErr_Format(PyExc_ValueError, "tensor %u, area %u: lane %u has %u tensors and %d areas", index, area,
+				    lane->index, lane->layout.tensor_count, TAKT_AREAS);
+	tensor = &lane->layout.tensors[index];
+	offset = area == 0 ? tensor->offset_in_slot : tensor->offset_in_slot_1;
+	return PyLong_FromVoidPtr(lane->base + lane->layout.slots_offset + slot * lane->layout.slot_stride + offset);
+}
+
+static PyObject *server_shapes(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+	PyObject *tuple;
+	uint32_t slot;
+
+	if (!server || takt_py_arguments("shapes", count, 2, 2) < 0 || !(lane = get_lane(server, args[0])) ||
+	    get_slot(lane, args[1], &slot) < 0)
+		return NULL;
+	tuple = PyTuple_New((Py_ssize_t)lane->layout.input_count);
+	for (uint32_t i = 0; tuple && i < lane->layout.input_count; i++) {
+		const struct takt_tensor_entry *declared = &lane->layout.tensors[i];
+		const int64_t *dims = declared->dims;
+		PyObject *shape;
+		if (lane->shaped >> slot & 1)
+			dims = lane->shapes[slot * lane->layout.input_count + i].dims;
+		shape = takt_py_dims(declared->rank, dims);
+		if (!shape || PyTuple_SetItem(tuple, (Py_ssize_t)i, shape) < 0)
+			Py_CLEAR(tuple);
+	}
+	return tuple;
+}
+
+static int read_shape(PyObject *value, const struct takt_tensor_entry *declared, struct takt_shape *shape)
+{
+	Py_ssize_t rank = PySequence_Size(value);
+
+	memset(shape, 0, sizeof(*shape));
+	if (rank < 0)
+		return -1;
+	if (rank != (Py_ssize_t)declared->rank) {
+		PyErr_Format(PyExc_ValueError, "output '%s' has %zd dimensions; declared are %u", declared->name, rank,
+			     declared->rank);
+		return -1;
+	}
+	shape->rank = declared->rank;
+	for (Py_ssize_t i = 0; i < rank; i++) {
+		PyObject *dim = PySequence_GetItem(value, i);
+		shape->dims[i] = dim ? PyLong_AsLongLong(dim) : -1;
+		Py_XDECREF(dim);
+		if (shape->dims[i] == -1 && PyErr_Occurred())
+			return -1;
+		if (shape->dims[i] < 0 || shape->dims[i] > declared->dims[i]) {
+			PyErr_Format(PyExc_ValueError, "output '%s': dimension %zd is %lld; declared are 0 to %lld",
+				     declared->name, i, (long long)shape->dims[i], (long long)declared->dims[i]);
+			return -1;
+		}
+	}
+	return 0;
+}
+
+static PyObject *server_set_output_shapes(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+	struct takt_shape shapes[TAKT_TENSORS_MAX];
+	uint32_t slot, outputs;
+	uint8_t *block;
+
+	if (!server || takt_py_arguments("set_output_shapes", count, 3, 3) < 0 || !(lane = get_lane(server, args[0])) ||
+	    get_slot(lane, args[1], &slot) < 0)
+		return NULL;
+	outputs = lane->layout.tensor_count - lane->layout.input_count;
+	if (!lane->layout.dynamic || PySequence_Size(args[2]) != (Py_ssize_t)outputs)
+		return PyErr_Format(PyExc_ValueError, "lane %u: %s, %u outputs", lane->index,
+				    lane->layout.dynamic ? "dynamic shapes" : "fixed shapes", outputs);
+	for (uint32_t i = 0; i < outputs; i++) {
+		PyObject *value = PySequence_GetItem(args[2], (Py_ssize_t)i);
+		int rc = value ? read_shape(value, &lane->layout.tensors[lane->layout.input_count + i], &shapes[i]) : -1;
+		Py_XDECREF(value);
+		if (rc < 0)
+			return NULL;
+	}
+	block = lane->base + lane->layout.slots_offset + slot * lane->layout.slot_stride +
+		lane->layout.shapes_offset_in_slot;
+	memcpy(block + lane->layout.input_count * sizeof(struct takt_shape), shapes, outputs * sizeof(struct takt_shape));
+	lane->outputs_shaped |= UINT64_C(1) << slot;
+	Py_RETURN_NONE;
+}
+
+/* ---- waiting, journal ---- */
+
+static PyObject *server_wait(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	uint64_t until_ns, spin_until_ns;
+	int woke;
+
+	if (!server || takt_py_arguments("wait", count, 2, 2) < 0 || takt_py_u64(args[0], &until_ns) < 0 ||
+	    takt_py_u64(args[1], &spin_until_ns) < 0)
+		return NULL;
+	woke = takt_server_wait(server, 1, 0); /* one look first: often there is something, and the GIL needs no hand-over */
+	if (woke == TAKT_WOKE_TIMEOUT) {
+		((Server *)self)->waiting = 1;
+		Py_BEGIN_ALLOW_THREADS
+		woke = takt_server_wait(server, until_ns, spin_until_ns);
+		Py_END_ALLOW_THREADS
+		((Server *)self)->waiting = 0;
+	}
+	if (woke == 0 && PyErr_CheckSignals() < 0)
+		return NULL;
+	return PyLong_FromLong(woke);
+}
+
+static PyObject *server_slept_ns(PyObject *self, PyObject *ignored)
+{
+	struct takt_server *server = enter(self);
+
+	(void)ignored;
+	return server ? PyLong_FromUnsignedLongLong(server->slept_ns) : NULL;
+}
+
+static PyObject *server_record(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_record record = {0};
+
+	if (!server || takt_py_arguments("record", count, 6, 6) < 0 || takt_py_u16(args[0], &record.kind) < 0 ||
+	    takt_py_u16(args[1], &record.lane) < 0 || takt_py_u32(args[2], &record.aux) < 0 ||
+	    takt_py_u64(args[3], &record.a) < 0 || takt_py_u64(args[4], &record.b) < 0 ||
+	    takt_py_u64(args[5], &record.t_ns) < 0)
+		return NULL;
+	takt_journal_write(server->journal, &record);
+	Py_RETURN_NONE;
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))server_##name, METH_FASTCALL, NULL}
+static PyMethodDef methods[] = {
+	{"add", (PyCFunction)(void (*)(void))server_add, METH_VARARGS | METH_KEYWORDS, NULL},
+	FAST(remove),
+	FAST(poll),
+	FAST(unfinished),
+	FAST(begin),
+	FAST(complete),
+	FAST(slot_address),
+	FAST(shapes),
+	FAST(set_output_shapes),
+	FAST(wait),
+	{"slept_ns", server_slept_ns, METH_NOARGS, NULL},
+	FAST(record),
+	{NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+	{Py_tp_doc, "The lanes of one executor. Belongs to one thread. See _core.pyi."},
+	{Py_tp_init, server_init},
+	{Py_tp_dealloc, server_dealloc},
+	{Py_tp_methods, methods},
+	{0, NULL},
+};
+
+static PyType_Spec spec = {
+	.name = "taktd.ipc._core.Server",
+	.basicsize = sizeof(Server),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = slots,
+};
+
+int takt_py_server_init(PyObject *module)
+{
+	PyObject *type = PyType_FromSpec(&spec);
+
+	if (!type || PyModule_AddObject(module, "Server", type) < 0) {
+		Py_XDECREF(type);
+		return -1;
+	}
+	return 0;
+}
