@@ -168,6 +168,7 @@ int takt_connect(takt_node **node, const char *path, int64_t timeout_ns)
 		return -ENOMEM;
 	made->fd = -1;
 	made->owner = getpid();
+	pthread_mutex_init(&made->lock, NULL);
 	result = connect_within(made, path, timeout_ns < 0 ? UINT64_MAX : now + (uint64_t)timeout_ns);
 	if (result < 0 && made->fd >= 0) {
 		close(made->fd);
@@ -186,6 +187,7 @@ void takt_close(takt_node *node)
 	}
 	if (node->fd >= 0)
 		close(node->fd);
+	pthread_mutex_destroy(&node->lock);
 	free(node);
 }
 
@@ -234,7 +236,7 @@ static int add_page(char **text, size_t *used, const char *page)
 	return 0;
 }
 
-int takt_list(takt_node *node, uint32_t kind, char **json)
+static int list(takt_node *node, uint32_t kind, char **json)
 {
 	struct takt_list_request ask = {kind, 0};
 	struct takt_answer *answer = malloc(sizeof(*answer));
@@ -272,6 +274,16 @@ int takt_list(takt_node *node, uint32_t kind, char **json)
 	text[used + 1] = '\0';
 	*json = text;
 	return 0;
+}
+
+int takt_list(takt_node *node, uint32_t kind, char **json)
+{
+	int result;
+
+	pthread_mutex_lock(&node->lock);
+	result = list(node, kind, json);
+	pthread_mutex_unlock(&node->lock);
+	return result;
 }
 
 void takt_free(void *memory)
@@ -377,38 +389,45 @@ int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_
 		return takt_node_fail(node, -ENOMEM, "out of memory");
 	memcpy(ask.name, name, strlen(name));
 	for (;;) {
+		pthread_mutex_lock(&node->lock);
 		result = takt_node_request(node, TAKT_MSG_ATTACH, &ask, sizeof(ask), TAKT_MSG_ATTACHED,
 					   sizeof(struct takt_attached), answer);
+		if (result == 0)
+			result = take_lane(node, answer, wait_mode, lane);
+		pthread_mutex_unlock(&node->lock);
 		if (result != -EAGAIN || takt_clock_ns() >= until_ns)
 			break;
 		pause_before_retry(&pause_ns, until_ns);
 	}
-	if (result == 0)
-		result = take_lane(node, answer, wait_mode, lane);
 	free(answer);
 	return result;
 }
 
-void takt_detach(takt_lane *lane)
+/* A forked child only lets go of its copies; the lane is its parent's. */
+static void give_back(struct takt_node *node, struct takt_lane *lane)
 {
-	struct takt_node *node;
+	const struct takt_lane_id ask = {lane->lane_id};
 	struct takt_answer *answer;
 
+	for (struct takt_lane **link = &node->lanes; *link; link = &(*link)->sibling)
+		if (*link == lane) {
+			*link = lane->sibling;
+			break;
+		}
+	if (node->fd < 0 || node->owner != getpid() || !(answer = malloc(sizeof(*answer))))
+		return;
+	takt_node_request(node, TAKT_MSG_DETACH, &ask, sizeof(ask), TAKT_MSG_DETACHED, 0, answer);
+	free(answer);
+}
+
+void takt_detach(takt_lane *lane)
+{
 	if (!lane)
 		return;
-	node = lane->node;
-	if (node)
-		for (struct takt_lane **link = &node->lanes; *link; link = &(*link)->sibling)
-			if (*link == lane) {
-				*link = lane->sibling;
-				break;
-			}
-	/* A forked child only lets go of its copies; the lane is its parent's. */
-	if (node && node->fd >= 0 && node->owner == getpid() && (answer = malloc(sizeof(*answer)))) {
-		struct takt_lane_id ask = {lane->lane_id};
-
-		takt_node_request(node, TAKT_MSG_DETACH, &ask, sizeof(ask), TAKT_MSG_DETACHED, 0, answer);
-		free(answer);
+	if (lane->node) {
+		pthread_mutex_lock(&lane->node->lock);
+		give_back(lane->node, lane);
+		pthread_mutex_unlock(&lane->node->lock);
 	}
 	release(lane);
 }

@@ -6,6 +6,7 @@
 #ifndef TAKT_CLIENT_H
 #define TAKT_CLIENT_H
 
+#include <pthread.h>
 #include <sys/types.h>
 
 #include "lib.h"
@@ -43,6 +44,7 @@ struct takt_node {
 	char path[108];
 	char error[TAKT_ERROR_BYTES];
 	struct takt_lane *lanes;
+	pthread_mutex_t lock; /* over the socket and the list of lanes: lanes may live in threads of their own */
 };
 
 struct takt_lane {
@@ -91,6 +93,8 @@ int takt_lane_fail(struct takt_lane *lane, int code, const char *format, ...) __
 
 /* wait.c: polls memory for a completion or the end of the lane; 1 when there is one, 0 at until_ns. */
 int takt_lane_spin(struct takt_lane *lane, uint64_t until_ns);
+/* wait.c: the same, on the futex. */
+int takt_lane_block(struct takt_lane *lane, uint64_t until_ns);
 /* wait.c: the same, waiting in the lane's wait mode. */
 int takt_lane_sleep(struct takt_lane *lane, uint64_t until_ns);
 /* wait.c: descriptor in use: swallow the daemon's bytes, ask for another one. */

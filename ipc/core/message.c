@@ -185,9 +185,11 @@ void takt_node_drain(struct takt_node *node)
 	struct takt_answer *answer;
 	uint32_t request_id;
 
-	if (node->fd < 0 || !(answer = malloc(sizeof(*answer))))
+	/* Another thread in the middle of a request will take it in itself. */
+	if (pthread_mutex_trylock(&node->lock) != 0)
 		return;
-	while (node->fd >= 0 && receive_once(node, answer, &request_id) > 0) {
+	answer = node->fd >= 0 ? malloc(sizeof(*answer)) : NULL;
+	while (answer && node->fd >= 0 && receive_once(node, answer, &request_id) > 0) {
 		if (answer->type == TAKT_MSG_LANE_ENDED)
 			lane_ended(node, answer);
 		else
@@ -195,6 +197,7 @@ void takt_node_drain(struct takt_node *node)
 		takt_answer_drop(answer);
 	}
 	free(answer);
+	pthread_mutex_unlock(&node->lock);
 }
 
 int takt_node_request(struct takt_node *node, uint16_t type, const void *body, size_t body_bytes, uint16_t answer_type,

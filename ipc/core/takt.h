@@ -23,8 +23,9 @@
  * - Time is uint64_t/int64_t nanoseconds of CLOCK_MONOTONIC. Times given as `timeout_ns` are relative.
  * - A slot is the client's until takt_submit(), the daemon's until its completion has been received. The slot of the
  *   last reply stays untouched until the next reply is received.
- * - Threads: a node and the lanes attached through it belong to one thread at a time. Different nodes are independent.
- *   takt_now(), takt_sleep_until(), takt_realtime() and the name functions may be called from anywhere.
+ * - Threads: a lane belongs to one thread at a time; the lanes of one node may be in different threads, which may attach
+ *   and detach at the same time. takt_close() must be alone. takt_error() is the text of the node's last failure in any
+ *   thread. takt_now(), takt_sleep_until(), takt_realtime() and the name functions may be called from anywhere.
  * - fork: a child must not use its parent's nodes and lanes, except to takt_detach() and takt_close() them, which
  *   then only releases the child's copies. While a child keeps them open the daemon can't notice its parent's death.
  *   exec closes everything.
@@ -227,7 +228,7 @@ TAKT_API void takt_free(void *memory);
 
 /* Attaches a loop or a model by name. While the daemon is booting it waits up to timeout_ns.
  * -ENOENT: no such name; -EBUSY: another client has the loop; -EACCES; -ENOSPC, -EMFILE: limits; -EAGAIN: still
- * booting; -EPROTO: the lane's memory is not what this library understands; -EPIPE: the daemon has gone. */
+ * booting; -EPROTO: the lane's memory is not what this library understands; -ENOTCONN: the daemon has gone. */
 TAKT_API int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_mode, int64_t timeout_ns,
 			 takt_lane **lane);
 

@@ -64,7 +64,7 @@ static int daemon_has_gone(const struct takt_lane *lane)
 	return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLHUP | POLLERR | POLLNVAL));
 }
 
-static int block(struct takt_lane *lane, uint64_t until_ns)
+int takt_lane_block(struct takt_lane *lane, uint64_t until_ns)
 {
 	struct takt_cursors *cursors = lane->rings.cursors;
 	uint32_t *word = (uint32_t *)(void *)&cursors->completion_tail; /* little endian: the low half comes first */
@@ -120,7 +120,7 @@ int takt_lane_sleep(struct takt_lane *lane, uint64_t until_ns)
 		if (takt_lane_spin(lane, spin_until_ns < until_ns ? spin_until_ns : until_ns))
 			return 1;
 	}
-	return block(lane, until_ns);
+	return takt_lane_block(lane, until_ns);
 }
 
 void takt_lane_arm(struct takt_lane *lane)
