@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+import psutil
+
 from taktd.ipc import NotConnected, connect
 
 __all__ = ["Foreground", "StartFailed"]
@@ -54,6 +56,11 @@ class Foreground:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def executor_pids(self) -> list[int]:
+        """Processes of this taktd that are executors."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [c.pid for c in children if any("taktd.daemon.executor" in word for word in c.cmdline())]
 
     @property
     def lanes_socket(self) -> str:

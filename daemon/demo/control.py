@@ -7,7 +7,6 @@ object per line: {"kind": "frame", …} 25 times a second and one {"kind": "end"
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from taktd.daemon.benchmark import quantiles, read_rights, take_core_and_priority, without_gc
 from taktd.daemon.demo.plant import CartPole
 from taktd.daemon.direct import open_direct
 from taktd.ipc import connect
@@ -94,26 +94,6 @@ class Record:
     """(time s, lean rad, position m)"""
 
 
-def take_rights(core: int | None, priority: int) -> dict[str, Any]:
-    """Ask for a core and SCHED_FIFO for this process; says what it has, and why not more."""
-    notes = []
-    try:
-        if core is not None:
-            os.sched_setaffinity(0, [core])
-    except OSError as error:
-        notes.append(f"core {core} refused: {error.strerror}")
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-    except OSError as error:
-        notes.append(f"SCHED_FIFO {priority} refused: {error.strerror}")
-    return {
-        "policy": "fifo" if os.sched_getscheduler(0) == os.SCHED_FIFO else "other",
-        "priority": os.sched_getparam(0).sched_priority,
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "notes": notes,
-    }
-
-
 def say(kind: str, **fields: Any) -> None:
     os.write(1, (json.dumps({"kind": kind, **fields}) + "\n").encode())
 
@@ -185,36 +165,25 @@ def show_frame(cart: CartPole, judge: Judge, record: Record, elapsed_s: float, f
     )
 
 
-def quantiles(nanoseconds: array[int], prefix: str = "") -> dict[str, float | None]:
-    """p50, p90, p99, p99.9 and maximum in µs; None where nothing was measured."""
-    names = {"p50_us": 50, "p90_us": 90, "p99_us": 99, "p999_us": 99.9, "max_us": 100}
-    if not nanoseconds:
-        return {prefix + name: None for name in names}
-    found = np.percentile(np.frombuffer(nanoseconds, np.int64), list(names.values()), method="higher")
-    return {prefix + name: round(float(value) / 1000, 1) for name, value in zip(names, found, strict=True)}
-
-
 def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
-    rights = take_rights(plan.core, plan.priority)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    record, judge = drive(plan)
+    refused = take_core_and_priority(plan.core, plan.priority)
+    with without_gc():
+        record, judge = drive(plan)
     result = {
         "ticks": record.ticks,
         "late": record.late,
         "missed": record.missed,
         "unanswered": record.unanswered,
         **quantiles(record.lane_ns),
-        **quantiles(record.direct_ns, "direct_"),
+        **{f"direct_{name}": value for name, value in quantiles(record.direct_ns).items()},
         "direct_runs": len(record.direct_ns),
         "different": record.different,
         "fell": judge.fell,
         "stood_at_s": judge.stood_at_s,
         "seconds": plan.seconds,
         "wait": plan.wait,
-        "rt": rights,
+        "rt": read_rights() | {"refused": refused},
     }
     edges = np.geomspace(1e3, 1e8, 251)
     say(

@@ -20,6 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from taktd.daemon.benchmark import read_rights
 from taktd.daemon.demo import drawing
 from taktd.daemon.foreground import Foreground
 
@@ -72,7 +73,7 @@ def run_demo(seconds: float, console: Console, *, quiet: bool) -> dict[str, Any]
             said = daemon.log or "nothing"
             raise RuntimeError(f"the control program ended with exit code {process.returncode}; taktd said:\n{said}")
         end["result"]["ready_s"] = round(daemon.ready_s, 2)
-        end["result"]["executor_rt"] = executor_rights(daemon)
+        end["result"]["executor_rt"] = next((read_rights(pid) for pid in daemon.executor_pids()), None)
     return end
 
 
@@ -87,21 +88,6 @@ def control_program(plan: dict[str, Any], daemon: Foreground) -> Iterator[subpro
     finally:
         process.terminate()
         process.wait()
-
-
-def executor_rights(daemon: Foreground) -> dict[str, Any] | None:
-    """Policy, priority and cores of the executor, read from the kernel; None if it can't be found."""
-    import psutil
-
-    for child in psutil.Process(daemon.pid).children(recursive=True):
-        if any("taktd.daemon.executor" in word for word in child.cmdline()):
-            policy = os.sched_getscheduler(child.pid)
-            return {
-                "policy": "fifo" if policy & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO else "other",
-                "priority": os.sched_getparam(child.pid).sched_priority,
-                "affinity": sorted(os.sched_getaffinity(child.pid)),
-            }
-    return None
 
 
 def _follow(process: subprocess.Popen[str], seconds: float, console: Console, quiet: bool) -> dict[str, Any] | None:
