@@ -1,9 +1,9 @@
 """Admission: whether a device's loops all meet their deadlines, always, and what to change where they don't.
 
-Pure functions over loops (scheduler.Task, or anything with its fields): no clock, no floats, no I/O. The test is exact for
-sporadic loops with D ≤ T, release jitter and non-preemptive EDF: a set is admitted if and only if no pattern of releases
-makes a job miss (docs/scheduling.md). Work is bounded by counting, not by time: where the bound is reached the set is
-refused as not provable, never admitted on trust.
+Pure functions over loops (scheduler.Task, or anything with its fields): no clock, no floats, no I/O. The test is
+exact for sporadic loops with D ≤ T, release jitter and non-preemptive EDF: a set is admitted if and only if no
+pattern of releases makes a job miss (docs/scheduling.md). Work is bounded by counting, not by time: where the bound
+is reached the set is refused as not provable, never admitted on trust.
 
 Called by the supervisor (start, reload), by `taktctl check` and by the simulator; demand.py holds the arithmetic.
 """
@@ -20,8 +20,8 @@ from taktd.daemon.durations import PPM, format_duration
 from taktd.daemon.response_time import worst_case_response_ns
 
 __all__ = [
-    "AUTO", "OFF", "BestEffort", "Collision", "InvalidLoop", "LoopVerdict", "OnRefusal", "Outcome", "Refusal", "Verdict",
-    "admit", "decide", "feasible", "first_failing", "utilization_ppm",
+    "AUTO", "OFF", "BestEffort", "Collision", "InvalidLoop", "LoopVerdict", "OnRefusal", "Outcome", "Refusal",
+    "Verdict", "admit", "decide", "feasible", "first_failing", "utilization_ppm",
 ]  # fmt: skip
 
 AUTO_DISPATCH_NS_MAX: Final = 10_000_000
@@ -313,8 +313,8 @@ def _least(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 class _Search:
     """Feasibility of a set with one loop changed, within an effort; remembers whether every probe was decided.
 
-    A longer period or deadline never raises h(t) + b(t) at any t (a loop that stops being demand becomes a blocker of one
-    unit less), and never adds an instant before the others: so what fits is everything from some value on.
+    A longer period or deadline never raises h(t) + b(t) at any t (a loop that stops being demand becomes a blocker
+    of one unit less), and never adds an instant before the others: so what fits is everything from some value on.
     """
 
     def __init__(self, loads: Sequence[Load], loop: Load, dispatch_ns: int, share_ppm: int, effort: Effort) -> None:

@@ -1,17 +1,18 @@
 """Processor demand of sporadic loops under non-preemptive EDF: the arithmetic that admission rests on.
 
-What it is: h(t), b(t), the instants at which they matter, how far one has to look, and QPA to look quickly. All of it in
-integers, so that equal means equal. What it is not: a verdict; admission.py makes one of it. Nothing here reads a clock:
-work is bounded by counting evaluations (`Effort`), so that the same set has the same answer on every machine.
+What it is: h(t), b(t), the instants at which they matter, how far one has to look, and QPA to look quickly. All of
+it in integers, so that equal means equal. What it is not: a verdict; admission.py makes one of it. Nothing here
+reads a clock: work is bounded by counting evaluations (`Effort`), so that the same set has the same answer on every
+machine.
 
 Sources: Jeffay, Stanat, Martel, "On Non-Preemptive Scheduling of Periodic and Sporadic Tasks" (RTSS 1991), for sporadic
 tasks with blocking C - 1; George, Rivierre, Spuri, "Preemptive and Non-Preemptive Real-Time UniProcessor Scheduling"
 (INRIA RR-2966, 1996), section 4, for constrained deadlines; Zhang and Burns, "Schedulability Analysis for Real-Time
-Systems with EDF Scheduling" (IEEE TC 2009), for QPA. Jitter enters as d_i = D_i - J_i: the worst first job is released J_i
-after its nominal arrival, and has d_i left.
+Systems with EDF Scheduling" (IEEE TC 2009), for QPA. Jitter enters as d_i = D_i - J_i: the worst first job is
+released J_i after its nominal arrival, and has d_i left.
 
-Rejected: QPA over t as if b were constant. b falls where t passes a d_j, so below that point demand plus blocking can be
-*larger*; the search here goes segment by segment of constant b.
+Rejected: QPA over t as if b were constant. b falls where t passes a d_j, so below that point demand plus blocking
+can be *larger*; the search here goes segment by segment of constant b.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Demand:
         segments: list[tuple[int, int]] = []
         block = self.tail
         for index in range(len(edges) - 1, -1, -1):
-            start, cost = edges[index]
+            start = edges[index][0]
             if not segments or segments[-1][0] != start:
                 segments.append((start, block))
             # This loop blocks only before its own d: from there on its jobs are demand.
@@ -145,8 +146,8 @@ class Demand:
     def horizon(self, slack_ns: int = 0, start: int | None = None) -> int | None:
         """Beyond it every t has t - h(t) - b(t) ≥ slack_ns if every t from start (default: earliest d) to it has.
 
-        The least of three: the hyperperiod (demand repeats); where the line U·t + X + tail + slack meets t; and L0 + start,
-        since h(t) ≤ L0 + h(t - L0) and b never grows. None at U > 1.
+        The least of three: the hyperperiod (demand repeats); where the line U·t + X + tail + slack meets t; and L0 +
+        start, since h(t) ≤ L0 + h(t - L0) and b never grows. None at U > 1.
         """
         if self.overloaded:
             return None
@@ -178,10 +179,7 @@ class Demand:
                         found = self.last_instant(t)
                         return found if found > above else None
                     # All of [need, t) passes: demand there is no larger. A step never crosses a change of blocking.
-                    if need < t:
-                        t = need
-                    else:
-                        t = self.last_instant(t - 1) if t > self.earliest else 0
+                    t = need if need < t else self.last_instant(t - 1) if t > self.earliest else 0
                 t = low - 1
             if t <= above:
                 return None
@@ -190,7 +188,8 @@ class Demand:
     def first_failing(self, effort: Effort) -> int | None:
         """The smallest instant with h(t) + b(t) > t, None if there is none.
 
-        Where the smallest is too far to search for, one that fails. Raises Undecided if none is known, but there may be.
+        Where the smallest is too far to search for, one that fails. Raises Undecided if none is known, but there may
+        be.
         """
         if not self.rows:
             return None

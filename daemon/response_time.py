@@ -5,10 +5,11 @@ with the scheduler's own tie-breaking. A response counts from the nominal arriva
 that comes J late is part of it. Called by admission.py on request: it visits every nominal arrival at which anything
 changes, which for many loops near U = 1 are very many.
 
-The scenario: at -1 a job that is none of the others' business starts (blocking, C - 1 left at 0); at 0 every other loop is
-released for the first time, as late as its jitter allows, and then as soon as it may. The loop's own jobs are placed so
-that one arrives at a. Jobs that come before the analysed one in the scheduler's order, and are released no later than
-its start s, run first; s is the least fixed point. The worst a is among those where a count changes.
+The scenario: at -1 a job that is none of the others' business starts (blocking, C - 1 left at 0); at 0 every other
+loop is released for the first time, as late as its jitter allows, and then as soon as it may. The loop's own jobs
+are placed so that one arrives at a. Jobs that come before the analysed one in the scheduler's order, and are
+released no later than its start s, run first; s is the least fixed point. The worst a is among those where a count
+changes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def worst_case_response_ns(loads: Sequence[Load], index: int, dispatch_ns: int, 
 def _arrivals(me: Load, others: Sequence[Other], span: int, effort: Effort) -> Iterator[int]:
     """Nominal arrivals a in [-J, span - J) at which a count changes; R(a) ≤ R(a - span) beyond.
 
-    That holds because a span of the busy period L0 costs no more than L0: shifting by it shifts the start by at most it.
+    That holds because a span of the busy period L0 costs no more than L0: shifting by it shifts the start by at most
+    it.
     """
     low, high = -me.jitter_ns, span - me.jitter_ns
     effort.spend(sum(span // period for period, _, _, _ in others) + span // me.period_ns)

@@ -33,19 +33,21 @@ class Explored:
     responses: tuple[int, ...]  # longest seen, per loop
 
 
-# Of one loop: (ticks since its last nominal arrival, at most T; phase), phase 0 nothing, 1 arrived, not released, 2 waiting,
-# 3 running.
+# Of one loop: (ticks since its last nominal arrival, at most T; phase), phase 0 nothing, 1 arrived, not released, 2
+# waiting, 3 running.
 Cell = tuple[int, int]
 
 
 def explore(loops: Sequence[Loop], dispatch: int = 0, states_max: int = 400_000) -> Explored | None:
-    """All sporadic release patterns, release jitters and best-effort starts of integer times; None if they are too many.
+    """All sporadic release patterns, release jitters and best-effort starts of integer times; None if they are too
+    many.
 
     A state is what can still matter: ages, phases and what is left of the running job. It stops at the first miss.
     """
     start = tuple((loop.period_ns, 0) for loop in loops)
     responses = [0 for _ in loops]
-    todo: list[tuple[tuple[Cell, ...], int]] = [(start, 0)]  # (cells, what is left of the running job; < 0: best effort)
+    # (cells, what is left of the running job; below 0: of best effort)
+    todo: list[tuple[tuple[Cell, ...], int]] = [(start, 0)]
     seen = set(todo)
     while todo:
         cells, left = todo.pop()
