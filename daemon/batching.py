@@ -14,15 +14,6 @@ from collections.abc import Sequence
 from taktd.daemon.job import NEVER, Job
 
 
-def choose_size(available: int, preferred: Sequence[int]) -> int:
-    """The largest preferred size that `available` jobs can fill, or all of them where none is."""
-    best = 0
-    for size in preferred:
-        if best < size <= available:
-            best = size
-    return best or available
-
-
 def kept_unbatched(now_ns: int, first: Job, others: Sequence[Job]) -> list[Job]:
     """Those of the jobs that keep their deadline if `first` starts now and `others` follow one by one, by deadline."""
     end_ns = now_ns + first.cost_ns
@@ -36,47 +27,44 @@ def kept_unbatched(now_ns: int, first: Job, others: Sequence[Job]) -> list[Job]:
     return kept
 
 
-def largest_batch(
-    now_ns: int, candidates: Sequence[Job], others: Sequence[Job], cost_ns: Sequence[int], limit_ns: int
+def batch_size(
+    now_ns: int,
+    candidates: Sequence[Job],
+    others: Sequence[Job],
+    cost_ns: Sequence[int],
+    preferred: Sequence[int],
+    limit_ns: int,
 ) -> int:
-    """How many of `candidates` (the first is certain) may go together, starting at now_ns.
+    """How many of `candidates` (the first is certain) go together, starting at now_ns.
 
     candidates: jobs of one model in the order in which they would join; others: all other queued best-effort jobs that
-    have a deadline; cost_ns[n - 1]: cost of a batch of n; limit_ns: longest dispatch that may start now.
+    have a deadline; cost_ns[n - 1]: cost of a batch of n; limit_ns: longest dispatch that may start now. The largest
+    preferred size that can be had, else the largest size.
     """
     most = min(len(candidates), len(cost_ns))
-    while most > 1 and cost_ns[most - 1] > limit_ns:
-        most -= 1
-    if most == 1:
+    sizes = [size for size in range(most, 1, -1) if cost_ns[size - 1] <= limit_ns]
+    if not sizes:
         return 1
-    deadline_ns = NEVER
-    size = 0
-    while size < most:
-        # Members only ever get tighter, costs only grow: the first size that breaks a member ends the search.
-        mine_ns = candidates[size].deadline_ns or NEVER
-        deadline_ns = min(deadline_ns, mine_ns)
-        if size and now_ns + cost_ns[size] > deadline_ns:
-            break
-        size += 1
-    rivals = [job for job in others if job.deadline_ns]
-    if not rivals and all(not job.deadline_ns for job in candidates):
-        return size
-    kept = kept_unbatched(now_ns, candidates[0], [*candidates[1:], *rivals])
-    while size > 1 and not _keeps(now_ns, candidates[:size], [*candidates[size:], *rivals], cost_ns[size - 1], kept):
-        size -= 1
-    return size
+    if preferred:
+        sizes.sort(key=lambda size: (size not in preferred, -size))
+    if not others and not any(job.deadline_ns for job in candidates):
+        return sizes[0]
+    kept = {id(job) for job in kept_unbatched(now_ns, candidates[0], [*candidates[1:], *others])}
+    for size in sizes:
+        if _keeps(now_ns, candidates[:size], [*candidates[size:], *others], cost_ns[size - 1], kept):
+            return size
+    return 1
 
 
-def _keeps(now_ns: int, batch: Sequence[Job], rest: Sequence[Job], batch_cost_ns: int, kept: Sequence[Job]) -> bool:
-    """Whether all of `kept` still make it when `batch` runs first and the rest follows one by one."""
+def _keeps(now_ns: int, batch: Sequence[Job], rest: Sequence[Job], batch_cost_ns: int, kept: set[int]) -> bool:
+    """Whether every member and all of `kept` make it when `batch` runs first and the rest follows one by one."""
     end_ns = now_ns + batch_cost_ns
-    must = {id(job) for job in kept}
     for job in batch:
         if job.deadline_ns and end_ns > job.deadline_ns:
             return False
     for job in sorted(rest, key=_by_deadline):
         if job.deadline_ns and end_ns + job.cost_ns > job.deadline_ns:
-            if id(job) in must:
+            if id(job) in kept:
                 return False
             continue
         end_ns += job.cost_ns

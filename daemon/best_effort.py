@@ -12,8 +12,9 @@ What it is not: it doesn't know loops. scheduler.py says when something may star
 from __future__ import annotations
 
 from bisect import insort
+from typing import Literal
 
-from taktd.daemon.batching import choose_size, largest_batch
+from taktd.daemon.batching import batch_size
 from taktd.daemon.job import NEVER, Job, Queue
 
 LEAD_NS = 10_000_000
@@ -33,7 +34,6 @@ class BestEffortLane:
         "jobs",
         "lane",
         "queue",
-        "running",
         "shortest_ns",
         "submitted",
         "virtual_ns",
@@ -45,38 +45,35 @@ class BestEffortLane:
         self.lane = lane
         self.queue = queue
         self.shortest_ns = queue.shortest_ns or queue.cost_ns[0]
-        self.is_loop = False
+        self.is_loop: Literal[False] = False
         self.deadline_ns = NEVER  # none of its own: see cause.py
         self.jobs: list[tuple[int, int, Job]] = []  # (deadline or NEVER, sequence, job), sorted
         self.virtual_ns = 0
-        self.running = self.submitted = self.completed = self.expired = self.cancelled = self.dropped = 0
+        self.submitted = self.completed = self.expired = self.cancelled = self.dropped = 0
 
 
 class BestEffort:
     """All best-effort lanes of one device."""
 
-    __slots__ = ("_served_ns", "backlog", "hold_until_ns", "lanes", "longest_ns")
+    __slots__ = ("_lanes", "_served_ns", "backlog", "hold_until_ns", "longest_ns")
 
     def __init__(self) -> None:
-        self.lanes: dict[int, BestEffortLane] = {}
-        self.backlog: list[BestEffortLane] = []
+        self._lanes: list[BestEffortLane] = []
+        self.backlog: list[BestEffortLane] = []  # those that have jobs
         self._served_ns = 0  # virtual time of the lane served last
         self.hold_until_ns = 0  # when a held batch goes at the latest (0: none is held); valid after pick()
         self.longest_ns = 0  # no dispatch of these lanes takes longer: lets the scheduler skip looking for a gap
 
-    def add(self, lane: int, queue: Queue) -> None:
-        self.lanes[lane] = BestEffortLane(lane, queue)
-        self.longest_ns = max(max(entry.queue.cost_ns) for entry in self.lanes.values())
+    def add(self, lane: int, queue: Queue) -> BestEffortLane:
+        entry = BestEffortLane(lane, queue)
+        self._lanes.append(entry)
+        self.longest_ns = max(self.longest_ns, *queue.cost_ns)
+        return entry
 
-    def remove(self, lane: int) -> None:
-        entry = self.lanes.pop(lane)
-        if entry.jobs:
-            entry.jobs.clear()
-            self.backlog.remove(entry)
-        self.longest_ns = max((max(entry.queue.cost_ns) for entry in self.lanes.values()), default=0)
-
-    def __bool__(self) -> bool:
-        return bool(self.backlog)
+    def remove(self, entry: BestEffortLane) -> None:
+        """An empty lane goes."""
+        self._lanes.remove(entry)
+        self.longest_ns = max((max(entry.queue.cost_ns) for entry in self._lanes), default=0)
 
     def push(self, entry: BestEffortLane, job: Job) -> None:
         if not entry.jobs:
@@ -156,9 +153,8 @@ class BestEffort:
                     others.append(job)
         ranked.sort(key=lambda item: item[:4])
         candidates = [seed, *(item[4] for item in ranked)]
-        size = largest_batch(now_ns, candidates, others, queue.cost_ns, limit_ns)
-        chosen = choose_size(size, queue.preferred)
-        return tuple(candidates[:chosen])
+        size = batch_size(now_ns, candidates, others, queue.cost_ns, queue.preferred, limit_ns)
+        return tuple(candidates[:size])
 
     def _take(self, jobs: tuple[Job, ...], cost_ns: int) -> None:
         share_ns = cost_ns // len(jobs)

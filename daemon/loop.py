@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Literal
 
 from taktd.daemon.job import LONG_AGO, Job, Task
 
@@ -42,13 +43,11 @@ class Loop:
         "jitter_ns",
         "k",
         "lane",
-        "last",
         "missed_beats",
         "next_ns",
         "overruns",
         "period_ns",
         "rank",
-        "running",
         "shortest_ns",
         "skip",
         "stale",
@@ -64,7 +63,7 @@ class Loop:
             raise ValueError(f"loop {task.name!r}: m of k jobs with m={task.m}, k={task.k}; m must be 0 to k")
         self.lane = lane
         self.task = task
-        self.is_loop = True
+        self.is_loop: Literal[True] = True
         self.rank = 0
         self.period_ns = task.period_ns
         self.deadline_ns = task.deadline_ns
@@ -74,7 +73,7 @@ class Loop:
         self.skip = not task.on_late_run
         self.clock = task.clock
         self.k = task.k
-        self.submitted = self.completed = self.expired = self.cancelled = self.dropped = self.running = 0
+        self.submitted = self.completed = self.expired = self.cancelled = self.dropped = 0
         self.early = self.overruns = self.stale = self.missed_beats = 0
         self.tail: deque[Job] = deque()
         self.forget(False)
@@ -84,7 +83,6 @@ class Loop:
         self.attached = attached
         self.head: Job | None = None
         self.input: Job | None = None
-        self.last: Job | None = None  # the job started last
         self.next_ns = LONG_AGO
         self.early_again_ns = LONG_AGO
         self.expected_ns = 0
@@ -107,10 +105,12 @@ class Loop:
         if self.skip:
             job.latest_start_ns = job.deadline_ns - self.shortest_ns
 
-    def remember(self, kept: bool) -> bool:
+    def remember(self, in_time: bool) -> bool:
         """Adds one outcome; True when the promise of m in k has just been broken."""
+        if not self.k:
+            return False
         was_kept = self.kept() >= self.task.m
-        self.history = ((self.history << 1) | kept) & ((1 << self.k) - 1)
+        self.history = ((self.history << 1) | in_time) & ((1 << self.k) - 1)
         return was_kept and self.kept() < self.task.m
 
     def kept(self) -> int:

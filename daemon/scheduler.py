@@ -16,38 +16,25 @@ answers Wait. The rules, in their order:
    early jobs (released before a_k), at most one per period; then best effort; then further early jobs. Best effort that
    has had less than its share lately goes before all of them. So a client that floods its loop takes slack from nobody.
 
-Nominal arrival: a_k = max(r_k - J, a_(k-1) + T). Only the first queued job of a loop has its final a_k, those behind it
-an upper bound. A job that leaves the scheduler before its a_k (ran early and ended, was cancelled, expired) consumes
-nothing: the next one may have that same a_k. One that leaves later has consumed it, run or not: otherwise its successor
-would appear in the middle of a busy period with an earlier deadline than anybody was admitted against. An early job
-that is still running at a_k is job k itself, and its demand is in the test: therefore its own loop's next arrival does
-not bound how long it may take, only those of the others do.
+Arrivals are arrivals.py's. An early job that still runs at its a_k is job k itself, and its demand is in the test:
+therefore its own loop's next arrival does not bound how long it may take, only those of the others do.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from taktd.daemon import cause as causes
+from taktd.daemon.accounts import Accounts, Source, accounts_of
+from taktd.daemon.arrivals import Arrivals
 from taktd.daemon.best_effort import BestEffort, BestEffortLane
-from taktd.daemon.job import (
-    CANCELLED,
-    EXPIRED,
-    LONG_AGO,
-    NEVER,
-    OK,
-    Action,
-    Expire,
-    Job,
-    Queue,
-    Start,
-    Task,
-    Wait,
-)
-from taktd.daemon.loop import Loop, first_beat
+from taktd.daemon.cause import cause_of_miss
+from taktd.daemon.expiry import Expiries
+from taktd.daemon.job import CANCELLED, EXPIRED, LONG_AGO, NEVER, OK, Action, Expire, Job, Queue, Start, Task, Wait
+from taktd.daemon.loop import Loop
+
+__all__ = ["Accounts", "Action", "Expire", "Job", "Queue", "Scheduler", "Start", "Task", "Wait"]
 
 REMEMBERED_DISPATCHES = 32
 """Past dispatches kept to tell what blocked a job."""
@@ -56,36 +43,19 @@ SHARE_WINDOW_NS = 1_000_000_000
 """ns over which best effort's share is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """Jobs by what became of them: submitted = completed + expired + cancelled + dropped + queued + running, always."""
-
-    submitted: int
-    completed: int
-    expired: int
-    cancelled: int
-    dropped: int
-    queued: int
-    running: int
-
-    @property
-    def balanced(self) -> bool:
-        ended = self.completed + self.expired + self.cancelled + self.dropped
-        return self.submitted == ended + self.queued + self.running
-
-
 class Scheduler:
-    """Decides for one device. Actions are reused: they are valid until the next call of `decide`."""
+    """Decides for one device. Actions are reused: each is valid until the next call of `decide`."""
 
     __slots__ = (
+        "_answers",
+        "_arrivals",
+        "_backlog",
         "_best_effort",
-        "_best_effort_lanes",
         "_expire",
         "_expiries",
-        "_fresh",
+        "_expiry_entries",
         "_gone",
         "_leaving",
-        "_loops",
         "_max_dispatch_ns",
         "_order",
         "_ready",
@@ -93,9 +63,9 @@ class Scheduler:
         "_running",
         "_running_cost_ns",
         "_share_ppm",
+        "_sources",
         "_start",
         "_timers",
-        "_verdicts",
         "_wait",
         "_window_end_ns",
         "_window_ns",
@@ -108,78 +78,86 @@ class Scheduler:
         share_ppm: millionths of the device's time that best effort gets before early jobs do."""
         self._max_dispatch_ns = max_dispatch_ns
         self._share_ppm = share_ppm
-        self._loops: dict[int, Loop] = {}
-        self._order: list[Loop] = []
+        self._sources: dict[int, Source] = {}
+        self._order: list[Loop] = []  # loops by rank
         self._best_effort = BestEffort()
-        self._best_effort_lanes = self._best_effort.lanes
-        self._ready: list[tuple[int, int, Loop]] = []  # (a_k + D, rank, loop): arrived, by EDF
-        self._timers: list[tuple[int, int, Loop]] = []  # (a_k or beat, rank, loop): early jobs and next beats
-        self._expiries: list[tuple[int, int, int, Job]] = []  # (latest start, lane, sequence, job)
-        self._fresh: Job | None = None  # the newest job, not in _expiries yet: most start before that
-        self._verdicts: dict[int, int] = {}  # id(job) -> status, of jobs given up
+        self._expiries = Expiries()
+        self._arrivals = Arrivals(self._expiries)
+        # The same lists once more, one attribute nearer to the hot path.
+        self._backlog = self._best_effort.backlog
+        self._ready, self._timers = self._arrivals.ready, self._arrivals.timers
+        self._answers = self._arrivals.answers
+        self._expiry_entries = self._expiries.entries
         self._running: tuple[Job, ...] = ()
         self._running_cost_ns = 0
         self._recent: deque[Job] = deque(maxlen=REMEMBERED_DISPATCHES)
         self._window_end_ns = LONG_AGO
         self._window_ns = 0  # best effort's device time in this window
-        self._gone = [0, 0, 0, 0, 0]  # submitted, completed, expired, cancelled, dropped of lanes that were removed
-        self._leaving: list[Loop | BestEffortLane] = []  # removed, but one of their jobs runs
+        self._gone = Accounts()  # of lanes that were removed
+        self._leaving: list[Source] = []  # removed, but one of their jobs still runs
         self._start, self._expire, self._wait = Start(), Expire(), Wait()
-        self.alarms: list[tuple[int, int, int]] = []
-        """(lane, jobs in time among the last k, now_ns) of promises just broken; the caller clears it."""
+        self.alarms = self._arrivals.alarms
+        """(lane, jobs in time among the last k, now_ns) of (m, k) promises just broken; the caller clears it."""
         self.handover_ns = 0
         """When the lanes last came from another executor (0: never); the caller sets it."""
 
     # --- lanes ---------------------------------------------------------------------------------------------------
 
     def add_loop(self, lane: int, task: Task) -> None:
-        """A loop without a client: it has no releases until `reset` says one is attached, or it submits."""
+        """A loop without a client: it has no releases until `reset` says that one is attached, or it submits."""
         self._refuse_known(lane)
-        loop = self._loops[lane] = Loop(lane, task)
+        loop = self._sources[lane] = Loop(lane, task)
         self._order.append(loop)
         self._order.sort(key=lambda entry: (entry.task.criticality, entry.task.order, entry.lane))
-        # Ranks are part of the sorted entries: give them anew and sort again where something is queued.
         for rank, entry in enumerate(self._order):
             entry.rank = rank
-        self._ready = sorted((key, entry.rank, entry) for key, _, entry in self._ready)
-        self._timers = sorted((key, entry.rank, entry) for key, _, entry in self._timers)
+        self._arrivals.rerank()
 
     def add_queue(self, lane: int, queue: Queue) -> None:
         """A best-effort lane of one client; lanes with a queue of the same name are batched together."""
         self._refuse_known(lane)
-        self._best_effort.add(lane, queue)
+        self._sources[lane] = self._best_effort.add(lane, queue)
 
     def _refuse_known(self, lane: int) -> None:
-        if lane in self._loops or lane in self._best_effort_lanes:
+        if lane in self._sources:
             raise ValueError(f"lane {lane} is known already; remove it first")
 
     def remove(self, lane: int) -> list[Job]:
         """Forgets a lane; returns its queued jobs, which are counted as dropped. A running one still finishes."""
-        loop = self._loops.get(lane)
-        if loop is not None:
-            dropped = self._drop(loop)
-            del self._loops[lane]
-            self._order.remove(loop)
-            self._leaving.append(loop)
-            self._count_gone()
-            return dropped
-        entry = self._best_effort_lanes[lane]
-        dropped = self._drop_queue(entry)
-        self._best_effort.remove(lane)
-        self._leaving.append(entry)
+        source = self._sources[lane]
+        dropped = self._drop(source)
+        del self._sources[lane]
+        if source.is_loop:
+            self._order.remove(source)
+        else:
+            self._best_effort.remove(source)
+        self._leaving.append(source)
         self._count_gone()
         return dropped
 
     def reset(self, lane: int, now_ns: int, attached: bool = True) -> list[Job]:
         """A client came (attached) or went: its predecessor's jobs leave, the arrival history is forgotten."""
-        loop = self._loops.get(lane)
-        if loop is None:
-            return self._drop_queue(self._best_effort_lanes[lane])
-        dropped = self._drop(loop)
-        loop.forget(attached)
-        if attached and loop.clock:
-            self._arm(loop, first_beat(loop.task, now_ns))
+        source = self._sources[lane]
+        dropped = self._drop(source)
+        if source.is_loop:
+            source.forget(attached)
+            for job in self._running:
+                if job.source is source:
+                    job.early = False  # its nominal arrival means nothing to the new client
+            if attached and source.clock:
+                self._arrivals.start_beats(source, now_ns)
         return dropped
+
+    def _drop(self, source: Source) -> list[Job]:
+        if source.is_loop:
+            jobs = self._arrivals.clear(source)
+        else:
+            jobs = [job for _, _, job in source.jobs]
+            for job in jobs:
+                self._expiries.discard(job)
+                self._best_effort.discard(source, job)
+        source.dropped += len(jobs)
+        return jobs
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -187,75 +165,61 @@ class Scheduler:
         """A job is there since release_ns; deadline_ns is its own absolute deadline (0: the loop's, or none).
 
         For a clock loop it is the newest input, which the next beat takes. KeyError for an unknown lane."""
-        loop = self._loops.get(lane)
-        if loop is None:
-            return self._submit_best_effort(lane, sequence, slot, release_ns, deadline_ns, now_ns)
-        job = Job(loop, lane, sequence, slot, release_ns, deadline_ns, now_ns)
-        job.cost_ns = loop.cost_ns
-        loop.submitted += 1
-        if loop.head is not None or loop.clock:
-            self._submit_behind(loop, job, now_ns)
+        source = self._sources[lane]
+        job = Job()
+        job.source = source
+        job.lane = lane
+        job.sequence = sequence
+        job.slot = slot
+        job.release_ns = job.arrival_ns = release_ns
+        job.own_deadline_ns = job.deadline_ns = deadline_ns
+        job.early = job.stale = job.late = job.overrun = False
+        job.started_ns = job.ended_ns = job.cause = job.cause_detail = 0
+        job.latest_start_ns = NEVER
+        source.submitted += 1
+        if not source.is_loop:
+            self._submit_best_effort(source, job)
             return job
-        loop.attached = True
-        arrival_ns = release_ns - loop.jitter_ns
-        if arrival_ns < loop.next_ns:
-            arrival_ns = loop.next_ns
+        job.cost_ns = source.cost_ns
+        if source.clock:
+            self._arrivals.new_input(source, job, now_ns)
+            return job
+        if source.head is not None:
+            self._arrivals.join(source, job)
+            return job
+        source.attached = True
+        source.expected_ns = release_ns + source.period_ns
+        arrival_ns = release_ns - source.jitter_ns
+        if arrival_ns < source.next_ns:
+            arrival_ns = source.next_ns
         job.arrival_ns = arrival_ns
-        place_ns = arrival_ns + loop.deadline_ns
+        place_ns = arrival_ns + source.deadline_ns
         if deadline_ns == 0 or deadline_ns > place_ns:
             job.deadline_ns = place_ns
-        loop.head = job
-        loop.expected_ns = release_ns + loop.period_ns
-        if loop.skip:
-            job.latest_start_ns = job.deadline_ns - loop.shortest_ns
-        fresh = self._fresh
-        if fresh is not None:
-            self._list(fresh)
-        self._fresh = job
+        source.head = job
+        if source.skip:
+            job.latest_start_ns = job.deadline_ns - source.shortest_ns
+        if self._expiries.fresh is not None:
+            self._expiries.settle()
+        self._expiries.fresh = job
         if release_ns >= arrival_ns:
-            insort(self._ready, (place_ns, loop.rank, loop))
+            if self._ready:
+                insort(self._ready, (place_ns, source.rank, source))
+            else:
+                self._ready.append((place_ns, source.rank, source))
         else:
             job.early = True
-            loop.early += 1
-            insort(self._timers, (arrival_ns, loop.rank, loop))
+            source.early += 1
+            insort(self._timers, (arrival_ns, source.rank, source))
         return job
 
-    def _submit_behind(self, loop: Loop, job: Job, now_ns: int) -> None:
-        if loop.clock:
-            self._new_input(loop, job, now_ns)
-            return
-        before = loop.tail[-1] if loop.tail else loop.head
-        assert before is not None
-        job.arrival_ns = max(job.release_ns - loop.jitter_ns, before.arrival_ns + loop.period_ns)
-        loop.judge_by(job)
-        loop.tail.append(job)
-        loop.expected_ns = job.release_ns + loop.period_ns
-        self._list(job)
-
-    def _new_input(self, loop: Loop, job: Job, now_ns: int) -> None:
-        """The newest input of a clock loop; an older one that no beat took is given back."""
-        if not loop.attached:
-            loop.attached = True
-            self._arm(loop, first_beat(loop.task, now_ns))
-        if loop.input is not None:
-            self._give_up(loop.input, CANCELLED)
-        loop.input = job
-        job.deadline_ns = job.own_deadline_ns
-
-    def _submit_best_effort(
-        self, lane: int, sequence: int, slot: int, release_ns: int, deadline_ns: int, now_ns: int
-    ) -> Job:
-        entry = self._best_effort_lanes[lane]
-        job = Job(entry, lane, sequence, slot, release_ns, deadline_ns, now_ns)
-        job.cost_ns = entry.queue.cost_ns[0]
-        entry.submitted += 1
-        if deadline_ns:
-            job.latest_start_ns = deadline_ns - entry.shortest_ns
-            if self._fresh is not None:
-                self._list(self._fresh)
-            self._fresh = job
-        self._best_effort.push(entry, job)
-        return job
+    def _submit_best_effort(self, source: BestEffortLane, job: Job) -> None:
+        job.cost_ns = source.queue.cost_ns[0]
+        if job.deadline_ns:
+            job.latest_start_ns = job.deadline_ns - source.shortest_ns
+            self._expiries.settle()
+            self._expiries.fresh = job
+        self._best_effort.push(source, job)
 
     def cancel(self, lane: int, sequence: int, now_ns: int) -> Job | None:
         """Takes a queued job out; None if it isn't queued (any more)."""
@@ -272,39 +236,36 @@ class Scheduler:
         return job
 
     def finish(self, now_ns: int, switched_out_ns: int = 0) -> None:
-        """The running dispatch has ended; its jobs' ended_ns, late, overrun and cause are set."""
+        """The running dispatch has ended; its jobs' ended_ns, late, overrun and cause are set.
+
+        switched_out_ns: how long of it the executor was off its core."""
         jobs = self._running
         if not jobs:
             raise RuntimeError("finish without a running dispatch")
         self._running = ()
         first = jobs[0]
+        source = first.source
         overrun = now_ns - first.started_ns > self._running_cost_ns
         for job in jobs:
             job.ended_ns = now_ns
-            source = job.source
-            source.running -= 1
-            source.completed += 1
+            job.source.completed += 1
             if overrun:
                 job.overrun = True
-            if job.deadline_ns and now_ns > job.deadline_ns:
+            if now_ns > job.deadline_ns and job.deadline_ns:
                 job.late = True
-                job.cause, job.cause_detail = causes.cause_of_miss(
+                job.cause, job.cause_detail = cause_of_miss(
                     job, now_ns, self._recent, self.handover_ns, switched_out_ns
                 )
-        source = first.source
+        self._recent.append(first)
         if source.is_loop:
             if overrun:
                 source.overruns += 1
             if source.k:
-                self._promise(source, not first.late, now_ns)
-            if first.early and now_ns < first.arrival_ns and source.last is first:
-                # It ended before its nominal arrival and has consumed nothing: the next one may have that arrival.
-                source.next_ns = first.arrival_ns
-                if source.head is not None:
-                    self._replace_head(source)
+                self._arrivals.outcome(source, not first.late, now_ns)
+            if first.early and now_ns < first.arrival_ns:
+                self._arrivals.not_consumed(source, first.arrival_ns)
         else:
-            self._count_share(first.started_ns, now_ns)
-        self._recent.append(first)
+            self._window_ns += now_ns - first.started_ns
         if self._leaving:
             self._count_gone()
 
@@ -312,56 +273,48 @@ class Scheduler:
 
     def decide(self, now_ns: int, yielding: bool = False) -> Action:
         """What to do now. `yielding`: the executor has to stay off its core for a while: nothing starts in slack."""
-        expiries = self._expiries
-        if expiries and expiries[0][0] < now_ns:
-            return self._expire_job(expiries[0][3], now_ns)
-        fresh = self._fresh
+        if self._timers and self._timers[0][0] <= now_ns:
+            self._arrivals.due(now_ns)
+        if self._answers:
+            return self._answer(*self._answers.pop(0))
+        if self._expiry_entries and self._expiry_entries[0][0] < now_ns:
+            return self._expire_job(self._expiry_entries[0][3], now_ns)
+        fresh = self._expiries.fresh
         if fresh is not None and fresh.latest_start_ns < now_ns:
             return self._expire_job(fresh, now_ns)
-        timers = self._timers
-        if timers and timers[0][0] <= now_ns:
-            self._due(now_ns)
-            return self.decide(now_ns, yielding)
         if self._running:
             return self._waiting(now_ns, 0)
-        ready = self._ready
-        if ready:
-            loop = ready[0][2]
-            del ready[0]
-            return self._start_loop(loop, now_ns)
-        if not yielding and (timers or self._best_effort.backlog):
+        if self._ready:
+            return self._start_loop(self._ready.pop(0)[2], now_ns)
+        if not yielding and (self._timers or self._backlog):
             if self._start_in_slack(now_ns):
                 return self._start
             return self._waiting(now_ns, self._best_effort.hold_until_ns)
         return self._waiting(now_ns, 0)
 
     def _start_loop(self, loop: Loop, now_ns: int) -> Start:
-        """The head of the loop (already out of _ready and _timers) starts."""
+        """The head of the loop, out of ready and timers already, starts."""
         job = loop.head
         assert job is not None
-        if job is self._fresh:
-            self._fresh = None
+        if job is self._expiries.fresh:
+            self._expiries.fresh = None
         else:
-            self._unlist(job)
-        job.queued = False
+            self._expiries.discard(job)
         job.started_ns = now_ns
-        loop.last = job
-        loop.running = 1
         loop.next_ns = job.arrival_ns + loop.period_ns
-        loop.head = None
         if loop.tail:
-            self._next_head(loop)
-        jobs = self._running = (job,)
-        self._running_cost_ns = job.cost_ns
+            self._arrivals.next_head(loop)
+        else:
+            loop.head = None
+        self._running_cost_ns = loop.cost_ns
         start = self._start
-        start.jobs = jobs
+        start.jobs = self._running = (job,)
         return start
 
     def _start_in_slack(self, now_ns: int) -> bool:
         """Starts an early or a best-effort dispatch if one may; rule 4 above."""
-        waiting = self._best_effort.backlog
         self._best_effort.hold_until_ns = 0
-        if waiting and self._share_owed(now_ns) and self._start_best_effort(now_ns):
+        if self._backlog and self._share_owed(now_ns) and self._start_best_effort(now_ns):
             return True
         further: Loop | None = None
         for _, _, loop in self._timers:
@@ -373,7 +326,7 @@ class Scheduler:
             loop.early_again_ns = now_ns + loop.period_ns
             self._start_early(loop, now_ns)
             return True
-        if waiting and self._start_best_effort(now_ns):
+        if self._backlog and self._start_best_effort(now_ns):
             return True
         if further is not None:
             self._start_early(further, now_ns)
@@ -386,28 +339,24 @@ class Scheduler:
 
     def _start_early(self, loop: Loop, now_ns: int) -> None:
         assert loop.head is not None
-        self._remove_entry(self._timers, loop.head.arrival_ns, loop)
+        self._arrivals.unplace(loop, loop.head)
         self._start_loop(loop, now_ns)
 
     def _start_best_effort(self, now_ns: int) -> bool:
-        best_effort = self._best_effort
         limit_ns = self._max_dispatch_ns
-        if best_effort.longest_ns > limit_ns:
+        if self._best_effort.longest_ns > limit_ns:
             limit_ns = max(limit_ns, self._next_release(now_ns, None) - now_ns)
-        jobs = best_effort.pick(now_ns, limit_ns)
+        jobs = self._best_effort.pick(now_ns, limit_ns)
         if not jobs:
             return False
+        cost_ns = jobs[0].source.queue.cost_ns[len(jobs) - 1]
         for job in jobs:
             if job.latest_start_ns != NEVER:
-                self._unlist(job)
-            job.queued = False
+                self._expiries.discard(job)
             job.started_ns = now_ns
-            job.source.running += 1
-        self._running = self._start.jobs = jobs
-        self._running_cost_ns = jobs[0].source.queue.cost_ns[len(jobs) - 1]
-        if len(jobs) > 1:
-            for job in jobs:
-                job.cost_ns = self._running_cost_ns
+            job.cost_ns = cost_ns
+        self._running_cost_ns = cost_ns
+        self._start.jobs = self._running = jobs
         return True
 
     def _next_release(self, now_ns: int, besides: Loop | None) -> int:
@@ -437,17 +386,12 @@ class Scheduler:
         elapsed_ns = now_ns - self._window_end_ns + SHARE_WINDOW_NS
         return self._window_ns * 1_000_000 <= self._share_ppm * elapsed_ns
 
-    def _count_share(self, started_ns: int, ended_ns: int) -> None:
-        self._window_ns += ended_ns - started_ns
-
     def _waiting(self, now_ns: int, hold_until_ns: int) -> Wait:
-        fresh = self._fresh
-        if fresh is not None:
-            self._list(fresh)
-            self._fresh = None
+        if self._expiries.fresh is not None:
+            self._expiries.settle()
         until_ns = hold_until_ns or NEVER
-        if self._expiries and self._expiries[0][0] < until_ns:
-            until_ns = self._expiries[0][0] + 1  # it is certain one nanosecond after the latest start
+        if self._expiry_entries and self._expiry_entries[0][0] < until_ns:
+            until_ns = self._expiry_entries[0][0] + 1  # it is certain one nanosecond after the latest start
         if self._timers and self._timers[0][0] < until_ns:
             until_ns = self._timers[0][0]
         spin_ns = NEVER
@@ -459,262 +403,79 @@ class Scheduler:
         wait.spin_from_ns = 0 if spin_ns == NEVER else spin_ns
         return wait
 
-    # --- arrivals ------------------------------------------------------------------------------------------------
-
-    def _due(self, now_ns: int) -> None:
-        """The first timer has come: an early job arrives, or a beat."""
-        _, _, loop = self._timers.pop(0)
-        if loop.clock:
-            self._beat(loop, now_ns)
-        elif loop.head is not None:
-            insort(self._ready, (loop.head.arrival_ns + loop.deadline_ns, loop.rank, loop))
-
-    def _beat(self, loop: Loop, now_ns: int) -> None:
-        """The beat that holds now; beats before it that nobody could see come are missed."""
-        task = loop.task
-        missed = (now_ns - loop.beat_ns) // task.period_ns
-        beat_ns = loop.beat_ns + missed * task.period_ns
-        self._arm(loop, beat_ns + task.period_ns)
-        for _ in range(min(missed, task.k)):
-            self._promise(loop, False, now_ns)
-        loop.missed_beats += missed
-        if loop.head is not None:  # on_late: run, and it has not run yet: this beat is lost
-            loop.missed_beats += 1
-            self._promise(loop, False, now_ns)
-            return
-        job = loop.input
-        stale = job is None or (task.max_age_ns > 0 and beat_ns - job.release_ns > task.max_age_ns)
-        if stale:
-            loop.stale += 1
-        if job is None or (stale and task.on_stale != "run"):
-            self._promise(loop, False, now_ns)
-            if job is not None:
-                job.cause = causes.STALE_INPUT
-                self._give_up(job, OK if task.on_stale == "hold" else EXPIRED)
-                loop.input = None
-            return
-        loop.input = None
-        job.stale = stale
-        job.arrival_ns = beat_ns
-        loop.judge_by(job)
-        loop.head = job
-        insort(self._ready, (beat_ns + loop.deadline_ns, loop.rank, loop))
-        self._list(job)
-
-    def _arm(self, loop: Loop, beat_ns: int) -> None:
-        loop.beat_ns = loop.expected_ns = beat_ns
-        insort(self._timers, (beat_ns, loop.rank, loop))
-
-    def _next_head(self, loop: Loop) -> None:
-        """The first of the tail becomes the head; now its nominal arrival is final, but see _replace_head."""
-        job = loop.tail.popleft()
-        self._unlist(job)
-        loop.head = job
-        self._place_head(loop)
-
-    def _replace_head(self, loop: Loop) -> None:
-        assert loop.head is not None
-        self._unplace_head(loop)
-        self._unlist(loop.head)
-        self._place_head(loop)
-
-    def _place_head(self, loop: Loop) -> None:
-        job = loop.head
-        assert job is not None
-        job.arrival_ns = max(job.release_ns - loop.jitter_ns, loop.next_ns)
-        loop.judge_by(job)
-        self._list(job)
-        early = job.release_ns < job.arrival_ns
-        if early != job.early:
-            job.early = early
-            loop.early += 1 if early else -1
-        if early:
-            insort(self._timers, (job.arrival_ns, loop.rank, loop))
-        else:
-            insort(self._ready, (job.arrival_ns + loop.deadline_ns, loop.rank, loop))
-
-    def _unplace_head(self, loop: Loop) -> None:
-        assert loop.head is not None
-        arrival_ns = loop.head.arrival_ns
-        if not self._remove_entry(self._ready, arrival_ns + loop.deadline_ns, loop):
-            self._remove_entry(self._timers, arrival_ns, loop)
-
-    @staticmethod
-    def _remove_entry(entries: list[tuple[int, int, Loop]], key_ns: int, loop: Loop) -> bool:
-        index = bisect_left(entries, (key_ns, loop.rank))
-        if index < len(entries) and entries[index][2] is loop and entries[index][0] == key_ns:
-            del entries[index]
-            return True
-        return False
-
-    # --- leaving -------------------------------------------------------------------------------------------------
-
-    def _list(self, job: Job) -> None:
-        if job is self._fresh:
-            self._fresh = None
-        if job.latest_start_ns != NEVER:
-            insort(self._expiries, (job.latest_start_ns, job.lane, job.sequence, job))
-
-    def _unlist(self, job: Job) -> None:
-        if job is self._fresh:
-            self._fresh = None
-            return
-        if job.latest_start_ns == NEVER:
-            return
-        index = bisect_left(self._expiries, (job.latest_start_ns, job.lane, job.sequence))
-        if index < len(self._expiries) and self._expiries[index][3] is job:
-            del self._expiries[index]
-
-    def _leave_loop(self, loop: Loop, job: Job, now_ns: int) -> None:
-        """A queued job of a loop leaves without having run."""
-        if job is loop.input:
-            loop.input = None
-        elif job is not loop.head:
-            loop.tail.remove(job)
-        else:
-            self._unplace_head(loop)
-            if now_ns >= job.arrival_ns:
-                loop.next_ns = job.arrival_ns + loop.period_ns
-            loop.head = None
-            if loop.tail:
-                self._next_head(loop)
+    # --- leaving without a run -----------------------------------------------------------------------------------
 
     def _take_out(self, lane: int, sequence: int, now_ns: int) -> Job | None:
-        loop = self._loops.get(lane)
-        if loop is None:
-            entry = self._best_effort_lanes[lane]
-            for _, number, job in entry.jobs:
-                if number == sequence:
-                    self._best_effort.discard(entry, job)
-                    break
-            else:
-                return None
-        else:
-            for job in loop.waiting():
-                if job.sequence == sequence:
-                    self._leave_loop(loop, job, now_ns)
-                    break
-            else:
-                return None
-        self._unlist(job)
-        job.queued = False
-        return job
+        source = self._sources[lane]
+        waiting = source.waiting() if source.is_loop else (entry[2] for entry in source.jobs)
+        for job in waiting:
+            if job.sequence == sequence:
+                self._leave(job, now_ns)
+                return job
+        return None
 
-    def _give_up(self, job: Job, status: int) -> None:
-        """The next decide() answers this job with this status, whatever the time."""
-        self._unlist(job)
-        self._verdicts[id(job)] = status
-        job.latest_start_ns = LONG_AGO
-        self._list(job)
+    def _leave(self, job: Job, now_ns: int) -> None:
+        self._expiries.discard(job)
+        source: Source = job.source
+        if source.is_loop:
+            self._arrivals.leave(source, job, now_ns)
+        else:
+            self._best_effort.discard(source, job)
+
+    def _answer(self, job: Job, status: int) -> Expire:
+        """An input of a clock loop that nothing is run for."""
+        if status == CANCELLED:
+            job.source.cancelled += 1
+        elif status == OK:
+            job.source.completed += 1
+        else:
+            job.source.expired += 1
+        return self._expired(job, status)
 
     def _expire_job(self, job: Job, now_ns: int) -> Expire:
-        self._unlist(job)
-        job.queued = False
-        source = job.source
+        self._leave(job, now_ns)
+        self._count_expired(job, now_ns)
+        return self._expired(job, EXPIRED)
+
+    def _expired(self, job: Job, status: int) -> Expire:
         action = self._expire
-        action.job = job
-        action.status = EXPIRED
-        if job.latest_start_ns == LONG_AGO:
-            action.status = self._verdicts.pop(id(job))
-            if action.status == CANCELLED:
-                source.cancelled += 1
-            elif action.status == OK:
-                source.completed += 1
-            else:
-                source.expired += 1
-        else:
-            if source.is_loop:
-                self._leave_loop(source, job, now_ns)
-            else:
-                self._best_effort.discard(source, job)
-            self._count_expired(job, now_ns)
+        action.job, action.status = job, status
         action.cause, action.detail = job.cause, job.cause_detail
         return action
 
     def _count_expired(self, job: Job, now_ns: int) -> None:
-        source = job.source
+        source: Source = job.source
         source.expired += 1
-        job.cause, job.cause_detail = causes.cause_of_miss(
-            job, now_ns, (*self._recent, *self._running[:1]), self.handover_ns
-        )
-        if source.is_loop and source.k:
-            self._promise(source, False, now_ns)
-
-    def _promise(self, loop: Loop, kept: bool, now_ns: int) -> None:
-        if loop.k and loop.remember(kept):
-            self.alarms.append((loop.lane, loop.kept(), now_ns))
-
-    def _drop(self, loop: Loop) -> list[Job]:
-        jobs = list(loop.waiting())
-        for job in jobs:
-            self._unlist(job)
-            job.queued = False
-        answered = [entry[3] for entry in self._expiries if entry[3].source is loop]
-        for job in answered:  # given up, but not yet answered
-            self._unlist(job)
-            del self._verdicts[id(job)]
-            job.queued = False
-        loop.dropped += len(jobs) + len(answered)
-        if loop.head is not None:
-            self._unplace_head(loop)
-        if loop.clock:
-            self._remove_entry(self._timers, loop.beat_ns, loop)
-        loop.head = loop.input = None
-        loop.tail.clear()
-        return answered + jobs
-
-    def _drop_queue(self, entry: BestEffortLane) -> list[Job]:
-        jobs = [job for _, _, job in entry.jobs]
-        for job in jobs:
-            self._unlist(job)
-            job.queued = False
-            self._best_effort.discard(entry, job)
-        entry.dropped += len(jobs)
-        return jobs
+        before = (*self._recent, *self._running[:1])
+        job.cause, job.cause_detail = cause_of_miss(job, now_ns, before, self.handover_ns)
+        if source.is_loop:
+            self._arrivals.outcome(source, False, now_ns)
 
     # --- what is known -------------------------------------------------------------------------------------------
 
     def next_certain_expiry(self) -> int:
         """ns; the first time at which a queued job is certain to miss its deadline (0: none will)."""
-        if self._fresh is not None:
-            self._list(self._fresh)
-        return self._expiries[0][0] + 1 if self._expiries else 0
+        self._expiries.settle()
+        return self._expiry_entries[0][0] + 1 if self._expiry_entries else 0
 
     def expiries(self) -> Iterator[Job]:
         """Queued jobs that can expire, the first to expire first: what a watch during a long run has to know."""
-        if self._fresh is not None:
-            self._list(self._fresh)
-        return (entry[3] for entry in self._expiries if entry[0] != LONG_AGO)
-
-    def _count_gone(self) -> None:
-        """Folds the counters of removed lanes into the sums, once nothing of theirs runs any more."""
-        for source in [source for source in self._leaving if not source.running]:
-            self._leaving.remove(source)
-            counts = (source.submitted, source.completed, source.expired, source.cancelled, source.dropped)
-            for index, count in enumerate(counts):
-                self._gone[index] += count
+        self._expiries.settle()
+        return (entry[3] for entry in self._expiry_entries)
 
     def accounts(self, lane: int | None = None) -> Accounts:
         """Jobs of one lane, or of all lanes there ever were, by what became of them."""
         if lane is not None:
-            return self._accounts_of(self._loops.get(lane) or self._best_effort_lanes[lane])
-        sums = [*self._gone, 0, 0]
-        sources: list[Loop | BestEffortLane] = [*self._order, *self._best_effort_lanes.values(), *self._leaving]
-        for source in sources:
-            one = self._accounts_of(source)
-            values = (one.submitted, one.completed, one.expired, one.cancelled, one.dropped, one.queued, one.running)
-            sums = [total + value for total, value in zip(sums, values, strict=True)]
-        return Accounts(*sums)
+            return accounts_of(self._sources[lane], self._running, self._answers)
+        total = self._gone
+        for source in (*self._sources.values(), *self._leaving):
+            total += accounts_of(source, self._running, self._answers)
+        return total
 
-    def _accounts_of(self, source: Loop | BestEffortLane) -> Accounts:
-        given_up = sum(1 for entry in self._expiries if entry[0] == LONG_AGO and entry[3].source is source)
-        queued = given_up + (sum(1 for _ in source.waiting()) if isinstance(source, Loop) else len(source.jobs))
-        return Accounts(
-            source.submitted,
-            source.completed,
-            source.expired,
-            source.cancelled,
-            source.dropped,
-            queued,
-            source.running,
-        )
+    def _count_gone(self) -> None:
+        """Folds the counters of removed lanes into the sum, once nothing of theirs runs any more."""
+        for source in tuple(self._leaving):
+            accounts = accounts_of(source, self._running, self._answers)
+            if not accounts.running:
+                self._leaving.remove(source)
+                self._gone += accounts
