@@ -1,14 +1,15 @@
 """`make bench`: how much a lane adds to ONNX Runtime on this machine, with everything interleaved in one run.
 
-Writes bench/results.json and the table in docs/performance.md. Each case is measured in short blocks, round after round;
-a figure is the median over the rounds, a maximum the largest of all. As root the executor has core 1 and the client core
-0, both SCHED_FIFO; otherwise it says so. The policy is Go1's, from $TAKTD_ROBOTS or ../shared/robots, else a network of
-the same sizes that is made here.
+Writes bench/results.json and the table in docs/performance.md. Each case is measured in short blocks, round after
+round; a figure is the median over the rounds, a maximum the largest of all. As root the executor has core 1 and the
+client core 0, both SCHED_FIFO; otherwise it says so. The policy is Go1's, from $TAKTD_ROBOTS or ../shared/robots, else
+a network of the same sizes that is made here.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -68,7 +69,7 @@ def save_policy(path: Path) -> None:
     """Go1's sizes with random weights: 48 → 512 → 256 → 128 → 12."""
     rng, nodes, constants, value = np.random.default_rng(0), [], [], "obs"
     sizes = (48, 512, 256, 128, 12)
-    for i, (inner, outer) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (inner, outer) in enumerate(itertools.pairwise(sizes)):
         weight = (rng.normal(size=(inner, outer)) / np.sqrt(inner)).astype(np.float32)
         constants += [numpy_helper.from_array(weight, f"w{i}")]
         constants += [numpy_helper.from_array(np.zeros(outer, np.float32), f"b{i}")]
@@ -90,7 +91,8 @@ def save(graph: onnx.GraphProto, path: Path) -> None:
 
 def make_models(folder: Path) -> tuple[dict[str, Path], str]:
     """Paths by name, and a sentence about the policy."""
-    models = {"policy": ROBOTS / "go1" / "policy.onnx", "identity_602kb": folder / "b.onnx", "identity_4b": folder / "c.onnx"}
+    models = {"policy": ROBOTS / "go1" / "policy.onnx"}
+    models |= {name: folder / f"{name}.onnx" for name in ("identity_602kb", "identity_4b")}
     save_identity(models["identity_602kb"], [1, 3, 224, 224])
     save_identity(models["identity_4b"], [1])
     if models["policy"].is_file():
@@ -150,7 +152,11 @@ def lane_case(socket: str, loop: str, wait: str, period_ns: int) -> Case:
     return block
 
 
-def all_cases(daemon: Foreground, models: dict[str, Path], client_core: int, server_core: int, fifo: int) -> dict[str, Case]:
+def all_cases(
+    daemon: Foreground, models: dict[str, Path], client_core: int, server_core: int, fifo: int
+) -> dict[str, Case]:
+    """In the order of the table. `fifo` is the C programs' priority; this process has its own already."""
+
     def c_case(program: str, *words: str) -> Case:
         cores = [str(client_core)] if program == "client" else [str(client_core), str(server_core)]
         environment = dict(daemon.environment)
@@ -262,7 +268,8 @@ def table(results: dict[str, Any]) -> str:
         "| --- | ---: |",
         f"| executor's CPU, idle | {spent['executor_cpu_idle']:.1%} of a core |",
         f"| executor's CPU at 1 kHz, hybrid, inference included | {spent['executor_cpu_1khz_hybrid']:.1%} of a core |",
-        f"| resident memory, supervisor + executor | {spent['rss_supervisor_mb']:.0f} + {spent['rss_executor_mb']:.0f} MB |",
+        f"| resident memory, supervisor | {spent['rss_supervisor_mb']:.0f} MB |",
+        f"| resident memory, executor | {spent['rss_executor_mb']:.0f} MB |",
         f"| start to ready | {spent['start_to_ready_s']:.2f} s |",
         "",
     ]
