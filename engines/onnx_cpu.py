@@ -50,9 +50,9 @@ class OnnxCpuEngine:
         """Runs every batch size at its declared shapes on zeros, until memory is allocated and touched."""
         engine = WarmOnnxCpuEngine(self.spec, self._session)
         for size in range(1, self.spec.max_batch + 1):
-            run = engine.bind_private(size)
+            private = engine.batch(size)  # its memory lives as long as this name does
             for _ in range(WARM_RUNS if size == 1 else 2):
-                run()
+                private.run_bound()
         return engine
 
 
@@ -111,10 +111,6 @@ class WarmOnnxCpuEngine:
 
         return run_with_copies
 
-    def bind_private(self, size: int) -> BoundRun:
-        """A run of batch ``size`` on zeros in memory of its own: for warming and measuring."""
-        return _PrivateRun(self, size).run_bound
-
     def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
         binding = self._session.io_binding()
         private: list[Bytes] = []
@@ -151,7 +147,7 @@ class WarmOnnxCpuEngine:
 
 
 class _PrivateRun:
-    """A run of ``size`` jobs over private memory."""
+    """A run of ``size`` jobs over private memory. Keep it as long as ``run_bound``: the memory goes with it."""
 
     def __init__(self, engine: WarmOnnxCpuEngine, size: int) -> None:
         spec = engine.spec

@@ -1,0 +1,74 @@
+"""Measuring a run: enough runs, within the cap, with pauses, without what the machine did."""
+
+from __future__ import annotations
+
+from taktd.engines.measure import DUTY_PERCENT, RUNS_MIN, RUNS_STABLE, Measurement, measure
+
+
+class Machine:
+    """A clock that moves only when something runs or pauses; switches the thread out when told to."""
+
+    def __init__(self, cost_ns: int, switched_out_every: int = 0) -> None:
+        self.now_ns = 1
+        self.cost_ns = cost_ns
+        self.every = switched_out_every
+        self.runs = self.busy_ns = self.paused_ns = self.switches = 0
+
+    def run(self) -> None:
+        self.runs += 1
+        cost_ns = self.cost_ns
+        if self.every and self.runs % self.every == 0:
+            self.switches += 1
+            cost_ns += 50_000_000
+        self.now_ns += cost_ns
+        self.busy_ns += cost_ns
+
+    def pause(self, ns: int) -> None:
+        self.now_ns += ns
+        self.paused_ns += ns
+
+    def measure(self, cap_ns: int) -> Measurement:
+        return measure(
+            self.run, cap_ns=cap_ns, clock=lambda: self.now_ns, pause=self.pause, switches=lambda: self.switches
+        )
+
+
+def test_a_fast_engine_is_run_until_its_tail_is_known() -> None:
+    machine = Machine(37_000)
+    found = machine.measure(2_000_000_000)
+    assert len(found.times_ns) == RUNS_STABLE
+    assert found.as_json()["p999_ns"] == 37_000
+
+
+def test_the_cap_ends_a_slow_engine_and_a_very_slow_one_is_still_run() -> None:
+    slow = Machine(20_000_000)
+    assert len(slow.measure(2_000_000_000).times_ns) >= RUNS_MIN
+    assert slow.now_ns < 3_000_000_000
+    very_slow = Machine(3_000_000_000)
+    assert len(very_slow.measure(2_000_000_000).times_ns) == 3
+
+
+def test_the_duty_stays_below_the_kernels_throttle() -> None:
+    machine = Machine(37_000)
+    machine.measure(2_000_000_000)
+    assert machine.busy_ns * 100 <= (machine.busy_ns + machine.paused_ns + 10_000_000) * DUTY_PERCENT
+
+
+def test_runs_that_were_switched_out_are_counted_and_left_out() -> None:
+    found = Machine(37_000, switched_out_every=10).measure(500_000_000)
+    assert found.switched_out > 0
+    assert found.as_json()["max_ns"] == 37_000
+
+
+def test_if_all_runs_were_switched_out_their_times_are_all_there_is() -> None:
+    found = Machine(37_000, switched_out_every=1).measure(1_000_000_000)
+    assert found.switched_out == len(found.times_ns)
+    assert found.as_json()["p50_ns"] == 50_037_000
+
+
+def test_a_quantile_is_a_measured_value_that_enough_runs_did_not_exceed() -> None:
+    found = Measurement(tuple(range(1, 1001)), 0)
+    assert found.quantile_ns(500_000) == 500
+    assert found.quantile_ns(999_000) == 999
+    assert found.quantile_ns(999_001) == 1000
+    assert Measurement((7,), 0).quantile_ns(1) == 7
