@@ -5,7 +5,7 @@ takt.h. System failures raise OSError with their errno; a value that can't be ri
 """
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, final
 
 class TensorLayout(TypedDict):
     """One tensor of a lane. `offset` is relative to the slot: an int for inputs, [area 0, area 1] for outputs."""
@@ -118,6 +118,9 @@ def lock_memory() -> int:
 def realtime(priority: int, core: int) -> None:
     """SCHED_FIFO for the calling thread (0: leave it) on one core (-1: leave it)."""
 
+def switched_out() -> int:
+    """How often the calling thread has lost its core against its will."""
+
 class Server:
     """The lanes that one executor serves. Belongs to one thread; only `wait` releases the GIL."""
 
@@ -188,5 +191,109 @@ class Server:
     def slept_ns(self) -> int:
         """Total time spent asleep in wait()."""
 
+    def spins(self, lane: int) -> bool:
+        """Whether the lane's client says that it spins while it waits: a hint, the client can write it."""
+
     def record(self, kind: int, lane: int, aux: int, a: int, b: int, t_ns: int) -> None:
         """Write one journal record; never waits, overwrites the oldest."""
+
+# ---- client: used by taktd.ipc.client only ----
+
+STATUSES: dict[str, int]
+PATHS: dict[str, int]
+CAUSES: dict[str, int]
+DTYPES: dict[str, int]
+DTYPE_BITS: dict[int, int]
+WIRE: dict[str, int]
+"""Sizes ("takt_header") and offsets ("takt_header.version") of everything in wire version 1, in bytes."""
+
+def tick_next(index: int, release_ns: int, period_ns: int, /) -> tuple[int, int, int]:
+    """Sleep until the next beat; returns (index, release_ns, missed). release_ns 0: the first one, at once."""
+
+@final
+class Reply:
+    """Outcome of one job. Times ending in _ns are CLOCK_MONOTONIC (0: none), those ending in _us are durations."""
+
+    @property
+    def status(self) -> str:
+        """ "ok", "expired", "refused", "invalid", "failed", "lost", "cancelled", "detached", "pending"."""
+    @property
+    def status_code(self) -> int: ...
+    @property
+    def ok(self) -> bool:
+        """Answered, in time or not: look at `late` too."""
+    @property
+    def pending(self) -> bool:
+        """The wait timed out; the job goes on."""
+    @property
+    def late(self) -> bool: ...
+    @property
+    def overrun(self) -> bool: ...
+    @property
+    def stand_in(self) -> bool: ...
+    @property
+    def early(self) -> bool: ...
+    @property
+    def path(self) -> str:
+        """ "primary", "stand-in", "hold", "constant"; "" where nothing answered."""
+    @property
+    def cause(self) -> str:
+        """Why a deadline was missed; "" for none."""
+    @property
+    def cause_detail(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def area(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def submitted_ns(self) -> int: ...
+    @property
+    def taken_ns(self) -> int: ...
+    @property
+    def started_ns(self) -> int: ...
+    @property
+    def ended_ns(self) -> int: ...
+    @property
+    def deadline_ns(self) -> int: ...
+    @property
+    def queued_us(self) -> float: ...
+    @property
+    def run_us(self) -> float: ...
+    @property
+    def total_us(self) -> float: ...
+
+@final
+class ClientLane:
+    """An attached lane. Raises the exceptions of taktd.ipc.errors."""
+
+    def infer(self, deadline_ns: int, timeout_ns: int, /) -> Reply: ...
+    def wait(self, sequence: int, timeout_ns: int, /) -> Reply: ...
+    def submit(self, deadline_ns: int, /) -> int: ...
+    def cancel(self, sequence: int, /) -> None: ...
+    def next_slot(self) -> int: ...
+    def last_place(self) -> int: ...
+    def fileno(self) -> int: ...
+    def pending(self) -> int: ...
+    def memfd(self) -> int: ...
+    def output_shape(self, index: int, /) -> tuple[int, ...]: ...
+    def set_shape(self, name: str, dims: tuple[int, ...], /) -> None: ...
+    def describe(self) -> dict[str, Any]: ...
+    def detach(self) -> None: ...
+
+class ClientNode:
+    """A connection to lanes.sock. Raises the exceptions of taktd.ipc.errors."""
+
+    def __init__(self, path: str | None = None, timeout_ns: int = 0) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    def attach(self, name: str, kind: int, wait_mode: int, timeout_ns: int, /) -> ClientLane: ...
+    def list(self, kind: int, /) -> str: ...
+    def close(self) -> None: ...
