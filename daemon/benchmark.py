@@ -13,11 +13,12 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from taktd.daemon.direct import Direct, fill_with_noise
+from taktd.ipc import Lane
 
 __all__ = ["Load", "Outcome", "bench_lane", "quantiles", "read_rights", "take_core_and_priority", "without_gc"]
 
@@ -26,19 +27,6 @@ BLOCK_NS: Final = 50_000_000
 WARM_JOBS: Final = 50
 TIMEOUT_US: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
-
-
-class _Reply(Protocol):
-    ok: bool
-    late: bool
-    early: bool
-    status: Any
-
-
-class _Lane(Protocol):
-    inputs: Any
-
-    def infer(self, timeout_us: int | None = None) -> _Reply: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class Outcome:
 
 
 def bench_lane(
-    lane: _Lane,
+    lane: Lane,
     load: Load,
     direct: Direct | None = None,
     progress: Callable[[float], None] = lambda share: None,
@@ -82,20 +70,7 @@ def bench_lane(
 
     `progress` is told the share that is done, between blocks. Raises what the lane raises (`Detached`, …).
     """
-    noise = np.random.default_rng(0)
-    for array_ in lane.inputs.values():
-        fill_with_noise(array_, noise)
-    if direct is not None:
-        for array_ in direct.inputs.values():
-            fill_with_noise(array_, noise)
-    beat = load.period_ns / 1e9
-    for _ in range(WARM_JOBS):
-        lane.infer(TIMEOUT_US)
-        if direct is not None:
-            direct.run()
-        if beat:
-            time.sleep(min(beat, 0.02))
-
+    _warm(lane, direct, load.period_ns)
     outcome = Outcome()
     now = time.monotonic_ns
     begun = now()
@@ -109,6 +84,22 @@ def bench_lane(
             _direct_block(direct, load.period_ns, min(block + max(BLOCK_NS, 4 * load.period_ns), end), outcome)
         progress(min(1.0, (now() - begun) / (end - begun)))
     return outcome
+
+
+def _warm(lane: Lane, direct: Direct | None, period_ns: int) -> None:
+    """A few jobs that are not counted; afterwards every slot holds noise."""
+    noise = np.random.default_rng(0)
+    for number in range(WARM_JOBS):
+        if number <= lane.slot_count:
+            for value in lane.inputs.values():
+                fill_with_noise(value, noise)
+        lane.infer(TIMEOUT_US)
+        if direct is not None:
+            if number == 0:
+                for value in direct.inputs.values():
+                    fill_with_noise(value, noise)
+            direct.run()
+        time.sleep(min(period_ns / NS_PER_S, 0.02))
 
 
 def _beats(period_ns: int, until_ns: int) -> Iterator[int]:
@@ -130,7 +121,7 @@ def _beats(period_ns: int, until_ns: int) -> Iterator[int]:
         due += period_ns
 
 
-def _lane_block(lane: _Lane, period_ns: int, until_ns: int, outcome: Outcome) -> None:
+def _lane_block(lane: Lane, period_ns: int, until_ns: int, outcome: Outcome) -> None:
     now, infer, record = time.monotonic_ns, lane.infer, outcome.lane_ns.append
     for skipped in _beats(period_ns, until_ns):
         begun = now()
@@ -142,7 +133,7 @@ def _lane_block(lane: _Lane, period_ns: int, until_ns: int, outcome: Outcome) ->
             record(taken)
             if reply.late:
                 outcome.late += 1
-        elif str(reply.status) in ("expired", "pending"):
+        elif reply.status in ("expired", "pending"):
             outcome.late += 1
         else:
             outcome.failed += 1

@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 if TYPE_CHECKING:
     from taktd.daemon.benchmark import Outcome
     from taktd.daemon.direct import Direct
+    from taktd.ipc import Lane, Node
 
 __all__ = ["bench"]
 
@@ -57,11 +58,11 @@ def bench(
     name = loop or model or ""
     try:
         with connect() as node:
-            period_ns = 0 if closed else _period_ns(node, loop, rate)
             direct = None
             with node.attach(name, kind="loop" if loop else "model", wait=wait, timeout_us=ATTACH_TIMEOUT_US) as lane:
+                period_ns = 0 if closed else lane.period_ns if rate is None else round(1e9 / rate)
                 if with_direct:
-                    direct = _open_direct(node, loop, model, lane)
+                    direct = _open_direct(node, lane)
                 for sentence in benchmark.take_core_and_priority(core, priority):
                     print(f"taktctl bench: refused: {sentence}", file=sys.stderr)
                 with _progress(name, seconds, quiet=as_json) as progress, benchmark.without_gc():
@@ -79,7 +80,7 @@ def bench(
         _show(name, found, outcome)
 
 
-def _refuse(code: int, text: str) -> None:
+def _refuse(code: int, text: str) -> NoReturn:
     print(f"taktctl bench: {text}", file=sys.stderr)
     raise SystemExit(code)
 
@@ -90,30 +91,19 @@ def _exit_code(error: Exception) -> int:
     return 3 if isinstance(error, NotConnected) else 2 if isinstance(error, NotFound) else 1
 
 
-def _period_ns(node: Any, loop: str | None, rate: float | None) -> int:
-    """Of the asked rate, else of the loop; 0 (closed) for a model."""
-    if rate is not None:
-        return round(1e9 / rate)
-    listed = next((item for item in node.loops() if item["name"] == loop), None)
-    return int(listed["period_ns"]) if listed else 0
-
-
-def _open_direct(node: Any, loop: str | None, model: str | None, lane: Any) -> Direct:
+def _open_direct(node: Node, lane: Lane) -> Direct:
     """The same file as the executor's, with the lane's shapes."""
     from taktd.daemon.direct import open_direct
     from taktd.engines.errors import ModelRefused
 
-    if loop is not None:
-        model = next(item["model"] for item in node.loops() if item["name"] == loop)
-    path = next((item.get("path") for item in node.models() if item["name"] == model), None)
+    path = next((item.get("path") for item in node.models() if item["name"] == lane.model), None)
     if path is None:
-        _refuse(1, f"--direct needs model {model!r}'s file, and this taktd does not tell where it is")
-    shapes = {name: value.shape for name, value in lane.inputs.items()}
+        _refuse(1, f"--direct needs model {lane.model!r}'s file, and this taktd does not tell where it is")
+    shapes = {name: dims for name, (_, dims) in {**lane.input_specs, **lane.output_specs}.items()}
     try:
         return open_direct(str(path), shapes)
     except (ModelRefused, ValueError, OSError) as error:
         _refuse(1, f"--direct can't load {path} in this process: {error}")
-        raise
 
 
 @contextmanager
