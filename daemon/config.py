@@ -49,6 +49,7 @@ __all__ = [
 DEVICES_MAX: Final = 32
 MODELS_MAX: Final = 256
 LOOPS_MAX: Final = 256
+LOOPS_PER_DEVICE_MAX: Final = 64  # what one executor is told in one message, with two descriptors each
 SHOWN_NAMES_MAX: Final = 8
 MERGE_DEPTH: Final = 2  # sections unite over files, and so do their names; a loop is described in one place
 CONF_D: Final = "conf.d"
@@ -269,8 +270,8 @@ class Limits(Section):
     connections_per_uid: Annotated[int, Field(ge=1, le=100_000)] = Field(
         default=256, description="Connections of one uid."
     )
-    lanes: Annotated[int, Field(ge=1, le=10_000)] = Field(default=256, description="Attached lanes in all.")
-    lanes_per_uid: Annotated[int, Field(ge=1, le=10_000)] = Field(default=64, description="Attached lanes of one uid.")
+    lanes: Annotated[int, Field(ge=1, le=2048)] = Field(default=256, description="Attached lanes in all.")
+    lanes_per_uid: Annotated[int, Field(ge=1, le=2048)] = Field(default=64, description="Attached lanes of one uid.")
     lane_memory_bytes: Size = Field(
         alias="lane_memory", default=1 << 30, description="Memory of all lanes of models together."
     )
@@ -385,11 +386,25 @@ def _reference_errors(tree: Tree) -> Iterable[ConfigError]:
                     allowed=", ".join(known[:SHOWN_NAMES_MAX]) if known else f"declare it under {target} first",
                     hint=nearest(found, known),
                 )
+    yield from _crowded(tree, sections["loops"], list(sections["devices"]))
     if len(sections["devices"]) > 1:
         for name, item in sections["loops"].items():
             if isinstance(item, dict) and "device" not in item:
                 allowed = ", ".join(list(sections["devices"])[:SHOWN_NAMES_MAX])
                 yield tree.error(("loops", name, "device"), "is missing", allowed=allowed)
+
+
+def _crowded(tree: Tree, loops: dict[str, Any], devices: list[str]) -> Iterable[ConfigError]:
+    for device in devices:
+        there = [
+            name for name, item in loops.items() if isinstance(item, dict) and item.get("device", device) == device
+        ]
+        if len(there) > LOOPS_PER_DEVICE_MAX:
+            allowed = f"at most {LOOPS_PER_DEVICE_MAX} on one device"
+            found = f"{len(there)} on {device}"
+            yield tree.error(
+                ("loops", there[LOOPS_PER_DEVICE_MAX]), "is one loop too many", found=found, allowed=allowed
+            )
 
 
 def _completed(configuration: Configuration, tree: Tree) -> Configuration:

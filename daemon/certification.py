@@ -1,0 +1,138 @@
+"""What each device may promise: measured costs through admission, by the configured policy, to what is served.
+
+A device is *certified* when its loops are admitted, its measurements were taken under real-time rights and hold on this
+machine, its executor has these rights now, and the kernel's real-time throttle leaves it enough. Pure but for the two
+kernel settings that are handed in. Called by the supervisor when every executor has loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from taktd.daemon import admission
+from taktd.daemon.config import BestEffort, Configuration
+from taktd.daemon.costs import BudgetTooSmall, LoopCost, Measured, loads_of, loop_cost, model_costs
+from taktd.daemon.durations import format_ppm
+
+OnRefusal = Literal["refuse", "shed", "uncertified"]
+REAL_TIME_POLICIES: Final = ("fifo", "rr")
+
+
+class NotAdmitted(Exception):
+    """The configuration promises what can't be kept; the message has every device's reason."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one device: times per model and batch size, cost of a dispatch, rights now and when measured."""
+
+    measured: Mapping[str, Measured]
+    dispatch_ns: int
+    rights: Mapping[str, Any]
+    measured_real_time: bool
+
+    @property
+    def real_time(self) -> bool:
+        return self.rights.get("policy") in REAL_TIME_POLICIES and bool(self.rights.get("mlocked"))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """tasks and queues as the executor wants them; shed loops with the reason; reason says why not certified."""
+
+    serve: dict[str, Any]
+    shed: dict[str, str]
+    certified: bool
+    reason: str
+    verdict: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def best_effort_rule(setting: BestEffort) -> admission.BestEffort:
+    """The configuration's rule in admission's words."""
+    if setting.mode == "auto":
+        return admission.AUTO
+    if setting.mode == "off":
+        return admission.OFF
+    return admission.BestEffort("limits", setting.max_dispatch_ns, setting.share_ppm)
+
+
+def judge(
+    configuration: Configuration, evidence: Mapping[str, Evidence], throttle_ppm: int | None
+) -> dict[str, Judgement]:
+    """One judgement per device, or NotAdmitted with all reasons. throttle_ppm: share the kernel leaves to real time."""
+    judgements: dict[str, Judgement] = {}
+    refusals: list[str] = []
+    for name, known in evidence.items():
+        try:
+            judgements[name] = _judge_device(configuration, name, known, throttle_ppm, len(evidence))
+        except (NotAdmitted, BudgetTooSmall) as refusal:
+            refusals.append(f"device {name}: {refusal}")
+    if refusals:
+        raise NotAdmitted("\n".join(refusals))
+    return judgements
+
+
+def _judge_device(
+    configuration: Configuration, device: str, known: Evidence, throttle_ppm: int | None, scale: int
+) -> Judgement:
+    margin = configuration.admission.margin_ppm
+    costs: dict[str, LoopCost] = {
+        loop.name: loop_cost(loop, known.measured[loop.model], margin, known.dispatch_ns)
+        for loop in configuration.loops_on(device)
+    }
+    policy: OnRefusal = configuration.admission.on_refusal or ("refuse" if known.real_time else "uncertified")
+    rule = best_effort_rule(configuration.devices[device].best_effort)
+    outcome = admission.decide(loads_of(configuration, device, costs), policy, rule, scale=scale)
+    refusal = outcome.verdict.refusal
+    if not outcome.start:
+        raise NotAdmitted(
+            f"not admitted: {refusal.text() if refusal else 'no reason given'}\n"
+            "  to do: change the loop, or set admission.on_refusal to shed or uncertified"
+        )
+    reason = _reason_not_certified(known, outcome, throttle_ppm)
+    return Judgement(
+        serve=_serve_message(configuration, device, known, costs, outcome),
+        shed={name: why.text() for name, why in outcome.shed},
+        certified=not reason,
+        reason=reason,
+        verdict=outcome.verdict.as_json(),
+        warnings=tuple(cost.warning for cost in costs.values() if cost.warning),
+    )
+
+
+def _reason_not_certified(known: Evidence, outcome: admission.Outcome, throttle_ppm: int | None) -> str:
+    """The first thing that stands against it, "" when nothing does."""
+    verdict = outcome.verdict
+    if not outcome.certified:
+        return f"not admitted: {verdict.refusal.text()}" if verdict.refusal else "not admitted"
+    if not known.real_time:
+        return "its executor has no real-time rights (SCHED_FIFO and locked memory)"
+    if not known.measured_real_time:
+        return "its engines were measured without real-time rights"
+    if throttle_ppm is not None and verdict.utilization_ppm > throttle_ppm:
+        used, left = format_ppm(verdict.utilization_ppm), format_ppm(throttle_ppm)
+        return f"its loops need {used} of a core, the kernel leaves {left} to real time (sched_rt_runtime_us)"
+    return ""
+
+
+def _serve_message(
+    configuration: Configuration,
+    device: str,
+    known: Evidence,
+    costs: Mapping[str, LoopCost],
+    outcome: admission.Outcome,
+) -> dict[str, Any]:
+    tasks = {name: {"cost_ns": costs[name].cost_ns, "shortest_ns": costs[name].shortest_ns} for name in outcome.served}
+    margin = configuration.admission.margin_ppm
+    queues = {}
+    for model in configuration.models_on(device):
+        measured = known.measured[model.name]
+        batches = model_costs(model, measured, margin, known.dispatch_ns)
+        queues[model.name] = {"cost_ns": list(batches), "shortest_ns": measured["1"]["p50_ns"]}
+    return {
+        "op": "serve", "max_dispatch_ns": outcome.verdict.max_dispatch_ns, "share_ppm": outcome.verdict.share_ppm,
+        "tasks": tasks, "queues": queues,
+    }  # fmt: skip

@@ -1,0 +1,84 @@
+"""Measured execution times, kept under the identity of the engine they belong to, so that a second start is quick.
+
+The identity covers the model's content, the runtime, the processor and the cores it was measured on. One small JSON
+file each in the state folder, written whole or not at all; what does not match is measured again, never trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any, Final
+
+from taktd.daemon.config import Device, Model
+
+FORMAT: Final = 1
+
+Costs = dict[str, dict[str, int]]  # batch size → p50_ns, p99_ns, …
+
+
+def processor() -> str:
+    """What kind of processor this machine has, as far as Linux says."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() in ("model name", "Model", "Hardware"):
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def identity(device: Device, model: Model, inspection: dict[str, Any]) -> str:
+    """The engine's identity, as far as its timing depends on it."""
+    about = {
+        "format": FORMAT, "digest": inspection["digest"], "runtime": inspection["runtime"], "driver": device.driver,
+        "cores": list(device.cores), "priority": device.priority, "processor": processor(),
+        "kernel": platform.release(), "shapes": [t["dims"] for t in inspection["inputs"]],
+        "max_batch": model.batching.max_batch if model.batching else 1,
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+class MeasurementStore:
+    """Reads and writes the files; a store that can't be written costs time at the next start and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, key: str) -> dict[str, Any] | None:
+        """{"costs", "dispatch_ns", "real_time"} as it was written, or None."""
+        path = self._folder / f"{key}.json"
+        try:
+            if path.stat().st_uid != os.geteuid():
+                return None
+            stored = json.loads(path.read_bytes())
+            body: dict[str, Any] = stored["body"]
+            return body if stored["key"] == key and stored["sha256"] == _checksum(body) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, key: str, costs: Costs, dispatch_ns: int, real_time: bool) -> bool:
+        """Whether it was written."""
+        body = {"costs": costs, "dispatch_ns": dispatch_ns, "real_time": real_time}
+        path = self._folder / f"{key}.json"
+        temporary = self._folder / f"{key}.{os.getpid()}.tmp"
+        try:
+            self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(json.dumps({"key": key, "sha256": _checksum(body), "body": body}).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            return False
+        return True
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

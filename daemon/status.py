@@ -1,0 +1,113 @@
+"""What taktd says about itself: the answers to `taktctl status`, `loops`, `models` and `costs`."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from taktd.daemon import costs, statistics
+from taktd.daemon.lanes import LaneState
+
+if TYPE_CHECKING:
+    from taktd.daemon.supervisor import Supervisor
+
+COSTS_FORMAT = 1
+
+
+def daemon_version() -> str:
+    """Of the installed package; "unknown" in a bare source tree."""
+    try:
+        return version("taktd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class StatusBook:
+    """Answers from what the supervisor knows and the statistics pages say; asks no executor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def status(self, request: dict[str, Any]) -> dict[str, Any]:
+        s = self._supervisor
+        doors = [
+            {"name": name, "path": str(door.path) if door else None, "serving": bool(door and door.serving)}
+            for name, door in (("lanes", s.lane_door), ("control", s.control_door))
+        ]
+        return {
+            "ready": s.ready and all(door["serving"] for door in doors),
+            "live": True, "certified": s.certified, "epoch": s.epoch, "node": s.configuration.node.name,
+            "pid": os.getpid(), "version": daemon_version(), "stopping": s.stopping,
+            "configuration": str(s.file), "state_folder": str(s.state),
+            "executors": [device.as_json() for device in s.devices.values()],
+            "doors": doors,
+            "loops": [self._loop_line(name) for name in s.configuration.loops],
+            "clients": len(s.lane_door.connections) if s.lane_door else 0,
+        }  # fmt: skip
+
+    def _loop_line(self, name: str) -> dict[str, Any]:
+        full = self._loop(name)
+        counters = full.pop("statistics", None) or {}
+        kept = ("name", "model", "device", "attached", "served", "not_served", "client")
+        line = {key: full[key] for key in kept}
+        line["jobs"] = counters.get("submitted", 0)
+        for key in ("late", "expired", "failed", "lost"):
+            line[key] = counters.get(key, 0)
+        return line
+
+    def _loop(self, name: str) -> dict[str, Any]:
+        s = self._supervisor
+        loop = s.configuration.loops[name]
+        device = s.devices.get(loop.device)
+        result: dict[str, Any] = {
+            "name": name, "model": loop.model, "device": loop.device, "period_ns": loop.period_ns,
+            "deadline_ns": loop.deadline_ns, "jitter_ns": loop.jitter_ns, "criticality": loop.criticality,
+            "on_late": loop.on_late, "trigger": loop.trigger, "attached": False, "client": None, "served": False,
+            "not_served": None, "cost_ns": None, "margin_ns": None, "statistics": None,
+        }  # fmt: skip
+        if device is None:
+            return result
+        lane = device.lanes.loops[name]
+        result["attached"] = lane.state is LaneState.ATTACHED
+        if lane.owner is not None and lane.state is LaneState.ATTACHED:
+            result["client"] = {"name": lane.owner.client, "uid": lane.owner.peer.uid, "pid": lane.owner.peer.pid}
+        result["statistics"] = statistics.read(device.lanes.stats_fd, lane.stats_block)
+        schedule = device.schedule
+        if schedule is not None:
+            result["not_served"] = schedule.shed.get(name)
+            result["served"] = device.process.ready and name not in schedule.shed
+            task = schedule.serve["tasks"].get(name)
+            result["cost_ns"] = task["cost_ns"] if task else None
+            verdicts = {v["name"]: v for v in schedule.verdict.get("loops", ())}
+            result["margin_ns"] = verdicts.get(name, {}).get("margin_ns")
+        return result
+
+    async def loops(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"loops": [self._loop(name) for name in self._supervisor.configuration.loops]}
+
+    async def models(self, request: dict[str, Any]) -> dict[str, Any]:
+        s = self._supervisor
+        result = []
+        for name, model in s.configuration.models.items():
+            device = s.devices.get(model.device or "")
+            entry: dict[str, Any] = {"name": name, "path": model.path, "device": model.device}
+            if device is not None:
+                inspection = device.inspections[name]
+                entry |= {
+                    "digest": inspection["digest"], "runtime": inspection["runtime"],
+                    "inputs": inspection["inputs"], "outputs": inspection["outputs"],
+                    "measured": device.measured.get(name, {}), "dispatch_ns": device.dispatch_ns,
+                    "lanes": sum(1 for lane in device.lanes.lanes.values() if lane.name == name and lane.owner),
+                    "statistics": statistics.read(device.lanes.stats_fd, device.lanes.stats_blocks["model", name]),
+                }  # fmt: skip
+            result.append(entry)
+        return {"models": result}
+
+    async def costs(self, request: dict[str, Any]) -> dict[str, Any]:
+        s = self._supervisor
+        devices = {}
+        for name, device in s.devices.items():
+            digests = {model: found["digest"] for model, found in device.inspections.items()}
+            devices[name] = costs.as_json(device.measured, digests, device.dispatch_ns)
+        return {"format": COSTS_FORMAT, "node": s.configuration.node.name, "devices": devices}

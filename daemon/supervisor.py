@@ -1,0 +1,347 @@
+"""The process that systemd starts: configuration, folders, doors, executors, admission, readiness, the end.
+
+One thread, one event loop. It makes lanes and hands them out; it is on no real-time path, and while it is busy or dead
+no loop notices. What it can't do it says, with what to do, and exits: 78 where the configuration is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any, Final
+
+from taktd.daemon import reload, runtime_folder
+from taktd.daemon.activation import inherited_sockets
+from taktd.daemon.certification import Evidence, NotAdmitted, judge
+from taktd.daemon.config import Configuration, ConfigurationRefused, load
+from taktd.daemon.control_door import ControlDoor, ControlError
+from taktd.daemon.duty import real_time_share_ppm
+from taktd.daemon.front_desk import FrontDesk
+from taktd.daemon.inspection import Inspector, ModelRefused
+from taktd.daemon.lane_door import LaneDoor
+from taktd.daemon.lanes import Inspection
+from taktd.daemon.limits import Charges
+from taktd.daemon.logbook import log
+from taktd.daemon.notify import Notifier
+from taktd.daemon.peers import own_uid
+from taktd.daemon.served_device import Schedule, ServedDevice, TooMuch
+from taktd.daemon.status import StatusBook
+from taktd.ipc import _core
+
+EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
+EXIT_FAILED: Final = 1
+DRAIN_S_MAX: Final = 3.0  # with what follows, SIGTERM ends in less than 5 s
+KILL_S_MAX: Final = 1.0
+INSPECTIONS_AT_ONCE: Final = 2
+# Starts of an executor that may fail before the daemon gives up; once it has been ready, it never does.
+FIRST_TRIES_MAX: Final = 3
+HOPELESS_TRIES: Final = 5  # in a row, of an executor that has served before: the watchdog is starved
+WATCHDOG_PARTS: Final = 3
+
+
+class StartRefused(Exception):
+    """The daemon can't start; code is its exit code."""
+
+    def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Supervisor:
+    """One run of taktd, from a configuration to the exit code."""
+
+    def __init__(self, file: Path, configuration: Configuration, environment: MutableMapping[str, str]) -> None:
+        self.file = file
+        self.configuration = configuration
+        self.epoch = 1
+        self.runtime = runtime_folder.runtime_folder(environment, own_uid())
+        self.state = runtime_folder.state_folder(environment, own_uid())
+        self.notifier = Notifier(environment)
+        self.inherited = inherited_sockets(environment)
+        self.charges = Charges(configuration.limits)
+        self.devices: dict[str, ServedDevice] = {}
+        self.lane_door: LaneDoor | None = None
+        self.control_door: ControlDoor | None = None
+        self.desk = FrontDesk(self)
+        self.book = StatusBook(self)
+        self.announced = False  # READY=1 was sent
+        self.stopping = False
+        self._failure: asyncio.Future[None] | None = None  # set to an exception when the start can't succeed
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._reloading = asyncio.Lock()
+
+    # ---- start to end ----
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit code."""
+        lock = self._prepare()
+        self._failure = asyncio.get_running_loop().create_future()
+        self._listen_to_signals()
+        work = asyncio.create_task(self._serve())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            ends: list[asyncio.Future[Any]] = [work, stop, self._failure]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for ended in ends:
+                if ended.done() and not ended.cancelled() and (error := ended.exception()):
+                    raise error
+            return 0
+        except (ModelRefused, NotAdmitted, TooMuch) as refused:
+            raise StartRefused(str(refused), EXIT_CONFIGURATION) from None
+        finally:
+            for task in (work, stop):
+                task.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+            await self._end()
+            lock.close()
+
+    def _prepare(self) -> runtime_folder.FolderLock:
+        """Folders and lock. Raises StartRefused."""
+        try:
+            runtime_folder.make_folder(self.runtime, 0o755)
+            lock = runtime_folder.lock_folder(self.runtime)
+        except runtime_folder.FolderRefused as refused:
+            raise StartRefused(str(refused)) from None
+        except runtime_folder.AlreadyRunning as running:
+            hint = "stop it first, or give this one a folder of its own in TAKTD_RUNTIME_DIR"
+            raise StartRefused(f"{running}\n  to do: {hint}") from None
+        except OSError as error:
+            raise StartRefused(f"{self.runtime} can't be locked: {error.strerror}") from None
+        try:
+            runtime_folder.make_folder(self.state, 0o750)
+        except runtime_folder.FolderRefused as refused:
+            log("warning", f"nothing is remembered over a restart: {refused}")
+        # Each lane costs two descriptors; executors inherit the limit.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return lock
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        self._reloads: set[asyncio.Task[Any]] = set()
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload_and_log())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _serve(self) -> None:
+        """The whole of a run: start everything, then keep telling how it goes. Ends by cancellation."""
+        self.notifier.status("inspecting models")
+        inspections = await self._inspect(self.configuration)
+        for name in self.configuration.devices:
+            self.devices[name] = ServedDevice(
+                name, self.configuration, inspections, self.epoch, self.state, self, self.desk.lane_ended
+            )
+        self._open_doors()
+        for device in self.devices.values():
+            device.process.start()
+        self.notifier.status("loading engines")
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self._tell()
+
+    async def _inspect(self, configuration: Configuration) -> dict[str, Inspection]:
+        inspector = Inspector(self.state / "inspections")
+        gate = asyncio.Semaphore(INSPECTIONS_AT_ONCE)
+
+        async def one(name: str) -> Inspection:
+            async with gate:
+                return await inspector.inspect(configuration.models[name])
+
+        found = await asyncio.gather(*(one(name) for name in configuration.models))
+        return dict(zip(configuration.models, found, strict=True))
+
+    def _open_doors(self) -> None:
+        asking = {"status": self.book.status, "models": self.book.models, "loops": self.book.loops,
+                  "costs": self.book.costs}  # fmt: skip
+        changing = {"reload": self._reload_asked}
+        lanes, control = runtime_folder.LANES_SOCKET, runtime_folder.CONTROL_SOCKET
+        try:
+            self.lane_door = LaneDoor(self.runtime / lanes, self.desk, self.inherited.get(socket.SOCK_SEQPACKET))
+            self.control_door = ControlDoor(
+                self.runtime / control, asking, changing, self.inherited.get(socket.SOCK_STREAM)
+            )
+        except (OSError, runtime_folder.FolderRefused) as error:
+            raise StartRefused(f"the sockets in {self.runtime} can't be opened: {error}") from None
+        loop = asyncio.get_running_loop()
+        if self.notifier.watchdog_ns:
+            self._every(loop, self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
+
+    def _every(self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            if not self.stopping:
+                action()
+                loop.call_later(seconds, again)
+
+        again()
+
+    # ---- what the devices say ----
+
+    def device_loaded(self, device: ServedDevice) -> None:
+        """When the last one has loaded, admission decides for all of them."""
+        if not all(d.process.loaded_message for d in self.devices.values()):
+            return
+        evidence = {
+            name: Evidence(d.measured, d.dispatch_ns, d.rights, d.measured_real_time)
+            for name, d in self.devices.items()
+        }
+        try:
+            judgements = judge(self.configuration, evidence, real_time_share_ppm())
+        except NotAdmitted as refusal:
+            self._fail(refusal)
+            return
+        for name, judged in judgements.items():
+            for warning in judged.warnings:
+                log("warning", warning, device=name)
+            for loop, why in judged.shed.items():
+                log("warning", f"loop {loop} is not served, it does not fit: {why}", device=name, loop=loop)
+            if judged.reason:
+                log("warning", f"device {name} is not certified: {judged.reason}", device=name)
+            schedule = Schedule(judged.serve, judged.shed, judged.certified, judged.reason, judged.verdict)
+            self.devices[name].serve(schedule)
+
+    def device_changed(self, device: ServedDevice) -> None:
+        """An executor became ready or died."""
+        process = device.process
+        if not self.announced and not process.ready and process.tries:
+            if process.failure:
+                self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
+            elif process.tries >= FIRST_TRIES_MAX:
+                self._fail(StartRefused(f"executor {device.name} does not start: it {process.error}"))
+        self._changed.set()
+
+    def _fail(self, error: Exception) -> None:
+        assert self._failure is not None
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    @property
+    def ready(self) -> bool:
+        """Doors open, every loop that was admitted is answered by an executor."""
+        doors = self.lane_door is not None and self.control_door is not None
+        return doors and bool(self.devices) and all(device.process.ready for device in self.devices.values())
+
+    @property
+    def certified(self) -> bool:
+        """Ready, and every device's promise is proven under the rights it has now."""
+        return self.ready and all(d.schedule is not None and d.schedule.certified for d in self.devices.values())
+
+    def _tell(self) -> None:
+        text = self._status_text()
+        if self.ready and not self.announced:
+            self.announced = True
+            log("notice", f"ready: {text}", node=self.configuration.node.name, epoch=self.epoch)
+            self.notifier.ready(text)
+        else:
+            self.notifier.status(text)
+
+    def _status_text(self) -> str:
+        up = [d for d in self.devices.values() if d.process.ready]
+        loops = sum(len(d.served_loops()) for d in up)
+        missing = [f"{d.name}: {d.process.error or 'loading'}" for d in self.devices.values() if not d.process.ready]
+        if missing:
+            return f"not ready: {'; '.join(missing)}"
+        return f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}"
+
+    def _feed_watchdog(self) -> None:
+        """Not while an executor can't be made to serve: then systemd shall start us again."""
+        if all(d.process.ready or d.process.tries < HOPELESS_TRIES for d in self.devices.values()):
+            self.notifier.feed_watchdog()
+
+    # ---- another configuration ----
+
+    async def _reload_and_log(self) -> None:
+        try:
+            done = await self.reload()
+            log("notice", done)
+        except (ControlError, ConfigurationRefused) as refused:
+            log("error", f"the configuration is refused, the running one stays:\n{refused}")
+
+    async def _reload_asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"message": await self.reload(), "epoch": self.epoch}
+        except ConfigurationRefused as refused:
+            raise ControlError(str(refused), "the running configuration stays") from None
+
+    async def reload(self) -> str:
+        """Read the file again and take over what changed, all of it or nothing. A sentence on what was done."""
+        async with self._reloading:
+            self.notifier.reloading(_core.now())
+            try:
+                new = await asyncio.to_thread(load, self.file)
+                changed = reload.differences(self.configuration, new)
+                if not changed:
+                    return "reload: nothing has changed"
+                if fixed := [".".join(path) for path in changed if not reload.applicable(path)]:
+                    raise ControlError(
+                        f"can't be changed while taktd runs: {', '.join(fixed)}", "restart taktd to apply it"
+                    )
+                self.configuration = new
+                self.charges.limits = new.limits
+                self.desk.rules_changed()
+                self.epoch += 1
+                return f"reload: epoch {self.epoch}, changed {', '.join('.'.join(path) for path in changed)}"
+            finally:
+                self.notifier.ready(self._status_text())
+
+    # ---- the end ----
+
+    async def _end(self) -> None:
+        """Nobody is left behind: executors drain, and are killed when they take too long."""
+        self.stopping = True
+        self.notifier.stopping("stopping")
+        if self.lane_door is not None:
+            self.lane_door.stop_listening()
+        for device in self.devices.values():
+            device.process.drain()
+        waits = [asyncio.create_task(device.process.stopped.wait()) for device in self.devices.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=DRAIN_S_MAX)
+            if late:
+                for device in self.devices.values():
+                    device.process.kill()
+                await asyncio.wait(late, timeout=KILL_S_MAX)
+        if self.lane_door is not None:
+            self.lane_door.close("taktd stops")
+        if self.control_door is not None:
+            await self.control_door.close()
+        for device in self.devices.values():
+            device.close()
+        held = {kind: self.charges.held(kind) for kind in ("connections", "lanes", "lane_memory")}
+        if any(held.values()):
+            log("error", f"still charged at the end, a defect of taktd: {held}")
+        self.notifier.close()
+
+
+def main(file: Path) -> int:
+    """Load, run, explain; the exit code."""
+    try:
+        configuration = load(file)
+    except ConfigurationRefused as refused:
+        log("error", f"the configuration is refused:\n{refused}")
+        return EXIT_CONFIGURATION
+    try:
+        return asyncio.run(_run(file, configuration))
+    except StartRefused as refused:
+        log("error", str(refused))
+        return refused.code
+
+
+async def _run(file: Path, configuration: Configuration) -> int:
+    try:
+        supervisor = Supervisor(file, configuration, os.environ)
+    except runtime_folder.FolderRefused as refused:
+        raise StartRefused(str(refused)) from None
+    return await supervisor.run()
