@@ -16,7 +16,7 @@ export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONPATH PYTHONHOME
 
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h)
-say = @printf '\033[2m%s\033[0m\n' "$(1)" >&2
+say = @echo "$(1)" >&2
 
 .PHONY: help demo test test-slow lint bench sanitize fuzz deb constraints clean
 
@@ -69,7 +69,7 @@ $(VENV)/.made:
 	  $$python -c 'import venv, ensurepip' 2>/dev/null || { lacks_venv=$$python; continue; }; \
 	  $$python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
 	    || { lacks_headers=$$python; continue; }; \
-	  printf '\033[2m[1/3] making %s with %s\033[0m\n' "$(VENV)" "$$($$python --version)" >&2; \
+	  echo "[1/3] making $(VENV) with $$($$python --version)" >&2; \
 	  $$python -m venv $(VENV) && touch $@ && exit 0; \
 	done; \
 	if [ -n "$$lacks_venv" ]; then echo "$$lacks_venv has no venv. On Debian and Ubuntu: apt install python3-venv" >&2; \
