@@ -22,7 +22,9 @@ from taktd.daemon.foreground import Foreground
 TAKTCTL = Path(sys.executable).with_name("taktctl")
 
 
-def taktctl(*words: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def taktctl(
+    *words: str, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(TAKTCTL), *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
     )
