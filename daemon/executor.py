@@ -23,7 +23,7 @@ from taktd.daemon.duty import DutyLimiter, real_time_share_ppm
 from taktd.daemon.executor_lanes import LaneTable
 from taktd.daemon.executor_link import ExecutorLink, LinkClosed
 from taktd.daemon.executor_setup import freeze, prepare
-from taktd.daemon.job import EXPIRE, NEVER, START, Job, Wait
+from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
 from taktd.daemon.scheduler import Scheduler
 from taktd.engines.errors import EngineFailure, ModelRefused
 from taktd.ipc import _core
@@ -36,6 +36,7 @@ CHORE_GAP_NS: Final = 1_000_000  # a step of a chore waits for a gap of this len
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
 SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twice a wake-up's p99
 
+DONE: Final = object()
 YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its core
 
 OK, FAILED, CANCELLED, DETACHED = 0, 4, 6, 7
@@ -81,14 +82,7 @@ class Executor:
             if action.kind == START:
                 self._run(action.jobs, now_ns)
             elif action.kind == EXPIRE:
-                self._answer(
-                    action.job,
-                    action.status,
-                    HOLD if action.status == OK else NO_PATH,
-                    action.cause,
-                    action.detail,
-                    now_ns,
-                )
+                self._give_up(action, now_ns)
             else:
                 self._idle(action, now_ns)
             if now_ns >= self._control_due_ns:
@@ -123,6 +117,8 @@ class Executor:
             self.table.failed(lane, failure)
         ended_ns = self._finish()
         self._complete(job, status, ended_ns)
+        if self.server.spins(job.lane):
+            self._spin_until_ns = ended_ns + self.spin_ns
 
     def _finish(self) -> int:
         """Ends the running dispatch in the scheduler's books, and at what time."""
@@ -130,7 +126,6 @@ class Executor:
         switches = _core.switched_out()
         self.scheduler.finish(ended_ns, NEVER if switches != self._switches else 0)
         self._switches = switches
-        self._spin_until_ns = ended_ns + self.spin_ns
         return ended_ns
 
     def _complete(self, job: Job, status: int, ended_ns: int) -> None:
@@ -141,6 +136,11 @@ class Executor:
 
     def _answer(self, job: Job, status: int, path: int, cause: int, detail: int, now_ns: int) -> None:
         self.server.complete(job.lane, job.slot, status, 0, path, cause, detail, now_ns, job.deadline_ns)
+
+    def _give_up(self, expire: Expire, now_ns: int) -> None:
+        """Answers a job that does not run: it can't make its deadline, or a newer input has taken its place."""
+        assert expire.job is not None
+        self._answer(expire.job, expire.status, NO_PATH, expire.cause, expire.detail, now_ns)
 
     # ---- the rest: batches, shapes, waiting, upkeep ----
 
@@ -206,7 +206,7 @@ class Executor:
 
     def _chore(self) -> None:
         self._chore_since_ns = 0
-        if next(self.table.chores[0], self) is self:
+        if next(self.table.chores[0], DONE) is DONE:
             self.table.chores.popleft()
 
     def _control(self, now_ns: int) -> None:
@@ -245,7 +245,8 @@ def _run(link: ExecutorLink) -> int:
     plan, descriptors = _next_message(link, "configure")
     try:
         prepared = prepare(plan)
-        server = _core.Server(*descriptors[:3], link.fileno())
+        ledger_fd, stats_fd, journal_fd = descriptors[:3]
+        server = _core.Server(ledger_fd, stats_fd, journal_fd, link.fileno())
         table = LaneTable(server, link, plan, descriptors[3:], prepared)
     except (ModelRefused, EngineFailure) as error:
         link.send({"op": "failed", "error": str(error)})

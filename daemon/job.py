@@ -8,7 +8,7 @@ All times are integer nanoseconds of one monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 NEVER = 1 << 62
 """ns; later than any time: no deadline, no time-out."""
@@ -123,7 +123,9 @@ class Job:
         return f"Job({self.lane}:{self.sequence}, arrival_ns={self.arrival_ns}, deadline_ns={self.deadline_ns})"
 
 
-START, EXPIRE, WAIT = 0, 1, 2
+START: Final = 0
+EXPIRE: Final = 1
+WAIT: Final = 2
 """`kind` of an action: an int compare is the cheapest way to tell them apart."""
 
 
@@ -131,7 +133,7 @@ class Start:
     """Run these jobs as one dispatch (a single one unless it is a best-effort batch), then call `finish`."""
 
     __slots__ = ("jobs",)
-    kind = START
+    kind: Literal[0] = START
 
     def __init__(self) -> None:
         self.jobs: tuple[Job, ...] = ()
@@ -145,7 +147,7 @@ class Expire:
     """
 
     __slots__ = ("cause", "detail", "job", "status")
-    kind = EXPIRE
+    kind: Literal[1] = EXPIRE
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -158,7 +160,7 @@ class Wait:
     """Nothing to do before `until_ns` (0: until an event); a release is predicted for `spin_from_ns` (0: none is)."""
 
     __slots__ = ("spin_from_ns", "until_ns")
-    kind = WAIT
+    kind: Literal[2] = WAIT
 
     def __init__(self) -> None:
         self.until_ns = 0

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -279,6 +280,17 @@ static PyObject *core_realtime(PyObject *module, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+static PyObject *core_switched_out(PyObject *module, PyObject *ignored)
+{
+	struct rusage usage;
+
+	(void)module;
+	(void)ignored;
+	if (getrusage(RUSAGE_THREAD, &usage) < 0)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	return PyLong_FromLong(usage.ru_nivcsw);
+}
+
 static PyMethodDef functions[] = {
 	{"now", core_now, METH_NOARGS, NULL},
 	{"create_lane", (PyCFunction)(void (*)(void))takt_py_create_lane, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -290,6 +302,7 @@ static PyMethodDef functions[] = {
 	{"journal_read", core_journal_read, METH_VARARGS, NULL},
 	{"lock_memory", core_lock_memory, METH_NOARGS, NULL},
 	{"realtime", core_realtime, METH_VARARGS, NULL},
+	{"switched_out", core_switched_out, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

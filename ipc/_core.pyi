@@ -177,7 +177,7 @@ class Server:
         ended_ns: int,
         deadline_ns: int = 0,
     ) -> None:
-        """End a job: ledger, completion, wake-up, statistics. Sets `late` itself; flags may be overrun, stand-in, early.
+        """End a job: ledger, completion, wake-up, statistics. `late` is set here; flags: overrun, stand-in, early.
 
         deadline_ns: as in begin(), for jobs that never began.
         """

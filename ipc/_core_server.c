@@ -360,6 +360,16 @@ static PyObject *server_slept_ns(PyObject *self, PyObject *ignored)
 	return server ? PyLong_FromUnsignedLongLong(server->slept_ns) : NULL;
 }
 
+static PyObject *server_spins(PyObject *self, PyObject *arg)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+
+	if (!server || !(lane = get_lane(server, arg)))
+		return NULL;
+	return PyBool_FromLong(takt_load_word(&lane->rings.cursors->client_wait_mode) == TAKT_WAIT_SPIN);
+}
+
 static PyObject *server_record(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
 	struct takt_server *server = enter(self);
@@ -387,6 +397,7 @@ static PyMethodDef methods[] = {
 	FAST(set_output_shapes),
 	FAST(wait),
 	{"slept_ns", server_slept_ns, METH_NOARGS, NULL},
+	{"spins", server_spins, METH_O, NULL},
 	FAST(record),
 	{NULL, NULL, 0, NULL},
 };
