@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ def test_tensor_table_matches_the_layout(daemon: Daemon) -> None:
         assert i >= 2 or first == second
         spans += [(first, size)] if i < 2 else [(first, size), (second, size)]
     spans.sort()
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert spans[-1][0] + spans[-1][1] <= layout["slot_stride"]
 
 
@@ -264,7 +265,7 @@ def test_broken_protocol_ends_the_lane_alone(daemon: Daemon, sequence: int, slot
 def test_every_cursor_value_is_judged(taken: int) -> None:
     """FAULTS 11, all head and tail combinations: at most a ring's worth ahead is a tail, all else ends the lane."""
     entries = 8
-    values = {*range(0, 20), 2**63 - 1, 2**63, 2**64 - 1, *(2**64 - i for i in range(1, 12)), 2**32, 2**32 + taken}
+    values = {*range(20), 2**63 - 1, 2**63, 2**64 - 1, *(2**64 - i for i in range(1, 12)), 2**32, 2**32 + taken}
     for tail in sorted(values):
         daemon = Daemon()
         client = daemon.add()
