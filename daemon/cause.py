@@ -1,8 +1,9 @@
 """Why a deadline was missed: one of a closed set of causes for every job that was late or expired.
 
-A cause is named by asking what would have to go away for the job to make its deadline. What admission has no term for
-(the machine, an overrun, a slow wake-up) is asked before what it has one for (being blocked); if no single one
-suffices, the largest share of the delay is named. Pure; called only for jobs that missed.
+A cause is named by asking what would have to go away for the job to make its deadline. What no admitted schedule
+contains (time off the core, time beyond a declared cost) is asked first, and named if it alone suffices; else the
+largest share of the delay is named, be it other jobs (blocked_by) or an idle device (wakeup). Pure; called only for
+jobs that missed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def cause_of_miss(
     blocked_ns = excess_ns = longest_ns = worst_ns = 0
     blocker = overrunner = 0
     for other in before:
-        if other is job or not other.started_ns:
+        if other is job:
             continue
         other_end_ns = other.ended_ns or now_ns
         overlap_ns = min(other_end_ns, started_ns) - max(other.started_ns, due_ns)
@@ -55,15 +56,14 @@ def cause_of_miss(
     own_ns = job.ended_ns - job.started_ns - job.cost_ns if job.ended_ns and job.started_ns else 0
     idle_ns = max(0, started_ns - due_ns - blocked_ns)
 
-    shares = (
+    beyond_cost = (
         (switched_out_ns, MACHINE, 0),
         (own_ns, OVERRUN, job.lane),
         (excess_ns, OVERRUN, overrunner),
-        (idle_ns, WAKEUP, 0),
-        (blocked_ns, BLOCKED_BY, blocker),
     )
-    for share_ns, cause, detail in shares:
+    for share_ns, cause, detail in beyond_cost:
         if share_ns >= missing_ns:
             return cause, detail
+    shares = (*beyond_cost, (blocked_ns, BLOCKED_BY, blocker), (idle_ns, WAKEUP, 0))
     largest_ns, cause, detail = max(shares, key=lambda share: share[0])
     return (cause, detail) if largest_ns > 0 else (LATE_RELEASE, 0)
