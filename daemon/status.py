@@ -7,12 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from taktd.daemon import costs, statistics
+from taktd.daemon.cost_file import cost_document
 from taktd.daemon.lanes import LaneState
 
 if TYPE_CHECKING:
     from taktd.daemon.supervisor import Supervisor
-
-COSTS_FORMAT = 1
 
 
 def daemon_version() -> str:
@@ -110,4 +109,4 @@ class StatusBook:
         for name, device in s.devices.items():
             digests = {model: found["digest"] for model, found in device.inspections.items()}
             devices[name] = costs.as_json(device.measured, digests, device.dispatch_ns)
-        return {"format": COSTS_FORMAT, "node": s.configuration.node.name, "devices": devices}
+        return cost_document(devices)
