@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from taktd.daemon.cli.endings import NO, NOTHING_THERE, UNUSABLE, die
 
 if TYPE_CHECKING:
     from taktd.daemon.benchmark import Outcome
@@ -49,9 +51,9 @@ def bench(
     Exit code 0: measured; 1: the loop is taken, or not allowed; 2: no such loop or model, bad options; 3: no taktd.
     """
     if (loop is None) == (model is None):
-        _refuse(2, "give either --loop NAME or --model NAME")
+        die("bench needs one thing to ask", "give either --loop NAME or --model NAME", code=UNUSABLE, as_json=as_json)
     if closed and rate is not None:
-        _refuse(2, "--rate paces the jobs, --closed does not: give one of them")
+        die("--rate paces the jobs, --closed does not", "give one of them", code=UNUSABLE, as_json=as_json)
     from taktd.daemon import benchmark
     from taktd.ipc import TaktError, connect
 
@@ -62,13 +64,13 @@ def bench(
             with node.attach(name, kind="loop" if loop else "model", wait=wait, timeout_us=ATTACH_TIMEOUT_US) as lane:
                 period_ns = 0 if closed else lane.period_ns if rate is None else round(1e9 / rate)
                 if with_direct:
-                    direct = _open_direct(node, lane)
+                    direct = _open_direct(node, lane, as_json)
                 for sentence in benchmark.take_core_and_priority(core, priority):
                     print(f"taktctl bench: refused: {sentence}", file=sys.stderr)
                 with _progress(name, seconds, quiet=as_json) as progress, benchmark.without_gc():
                     outcome = benchmark.bench_lane(lane, benchmark.Load(seconds, period_ns), direct, progress)
     except TaktError as error:
-        _refuse(_exit_code(error), str(error))
+        die(str(error), code=_exit_code(error), as_json=as_json)
     found = outcome.as_json()
     direct_found = found.pop("direct", None)
     found |= {"wait": wait, "rt": benchmark.read_rights()}
@@ -80,30 +82,25 @@ def bench(
         _show(name, found, outcome)
 
 
-def _refuse(code: int, text: str) -> NoReturn:
-    print(f"taktctl bench: {text}", file=sys.stderr)
-    raise SystemExit(code)
-
-
 def _exit_code(error: Exception) -> int:
     from taktd.ipc import NotConnected, NotFound
 
-    return 3 if isinstance(error, NotConnected) else 2 if isinstance(error, NotFound) else 1
+    return NOTHING_THERE if isinstance(error, NotConnected) else UNUSABLE if isinstance(error, NotFound) else NO
 
 
-def _open_direct(node: Node, lane: Lane) -> Direct:
+def _open_direct(node: Node, lane: Lane, as_json: bool) -> Direct:
     """The same file as the executor's, with the lane's shapes."""
     from taktd.daemon.direct import open_direct
     from taktd.engines.errors import ModelRefused
 
     path = next((item.get("path") for item in node.models() if item["name"] == lane.model), None)
     if path is None:
-        _refuse(1, f"--direct needs model {lane.model!r}'s file, and this taktd does not tell where it is")
+        die(f"--direct needs the file of model {lane.model!r}, and this taktd does not tell where it is", as_json=as_json)
     shapes = {name: dims for name, (_, dims) in {**lane.input_specs, **lane.output_specs}.items()}
     try:
         return open_direct(str(path), shapes)
     except (ModelRefused, ValueError, OSError) as error:
-        _refuse(1, f"--direct can't load {path} in this process: {error}")
+        die(f"--direct can't load {path} in this process: {error}", as_json=as_json)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from taktd.daemon.cli.endings import FINE, INTERRUPTED, NO, die
+
 __all__ = ["demo"]
 
 
@@ -34,10 +36,9 @@ def demo(as_json: bool, seconds: float, plot_path: Path | None) -> None:
     try:
         end = run_demo(seconds, console, quiet=as_json)
     except (StartFailed, RuntimeError) as error:
-        print(f"taktctl demo: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
+        die(str(error), as_json=as_json)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     result = end["result"]
     if not as_json:
         console.print(summary(result))
@@ -55,4 +56,4 @@ def demo(as_json: bool, seconds: float, plot_path: Path | None) -> None:
             print(f"taktctl demo: no picture, {path} can't be written: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps(result))
-    raise SystemExit(1 if result["fell"] else 0)
+    raise SystemExit(NO if result["fell"] else FINE)
