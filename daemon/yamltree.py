@@ -189,7 +189,7 @@ def _read_text(file: Path) -> str:
         found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         hint = "is this the right file? a configuration is text"
         raise ConfigError(
-            name, line, "", "is not UTF-8 text", found=found, allowed="YAML in UTF-8", hint=hint
+            name, line, "", "is not text", found=found, allowed="YAML in UTF-8", hint=hint
         ) from None
     return text
 
