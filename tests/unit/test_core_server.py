@@ -356,3 +356,38 @@ def test_lane_numbers_are_checked(daemon: Daemon) -> None:
         with pytest.raises(ValueError, match=r"closed sets|no job"):
             daemon.server.complete(*wrong)
         daemon.server.complete(0, daemon.clients[0].sequence - 1, 0, 0, 1, 0, 0, 1)
+
+
+def test_holes_give_zeros_and_hurt_nobody_else(daemon: Daemon) -> None:
+    """FAULTS 12: everything that the client has is punched out while a job runs, header and cursors included."""
+    client, other = daemon.add(0), daemon.add(1)
+    client.submit()
+    [job] = daemon.server.poll(1)
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_int64(daemon.layouts[0]["total_size"])
+    assert libc.fallocate(daemon.layouts[0]["fd"], 3, ctypes.c_int64(0), size) == 0  # KEEP_SIZE | PUNCH_HOLE
+    ctypes.memset(daemon.server.slot_address(0, 0, 2, 0), 7, 20)
+    finish(daemon, job)
+    assert client.completions()[0]["sequence"] == 1
+    other.submit()
+    ended = [job for job in daemon.server.poll(2) if job[5] == ENDED]
+    assert [job[3] for job in ended] == [1]  # its tail went back to zero
+    assert client.u32(raw.LANE_STATE) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_memory_cannot_be_reopened_by_another_user(daemon: Daemon) -> None:
+    daemon.add()
+    path = f"/proc/{os.getpid()}/fd/{daemon.layouts[0]['fd']}"
+    os.close(os.open(path, os.O_RDWR))
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            os.open(f"/proc/self/fd/{daemon.layouts[0]['fd']}", os.O_RDWR)
+        except PermissionError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
