@@ -11,23 +11,25 @@ What it is not: real-time. It runs in the supervisor, at some 10 µs a job.
 
 from __future__ import annotations
 
+import base64
 import os
 import struct
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from taktd.daemon import record as rec
 from taktd.daemon.record import RECORD, Recording, Section, read_recording, write_recording
 from taktd.daemon.replay import Difference, Replayer
 from taktd.daemon.scheduler_state import StateMalformed, encode_state
 
-__all__ = ["JOURNAL_RECORD", "DeviceRecorder", "collect"]
+__all__ = ["JOURNAL_RECORD", "DeviceRecorder", "answer_record", "collect", "segments_of"]
 
 JOURNAL_RECORD: Final = struct.Struct("<QHHIQQQ")  # as RECORD, then the record's number
 SUFFIX: Final = ".taktrec"
 SEGMENTS: Final = 8  # of a device's space: so much of the past goes at once
 SEGMENT_BYTES_MIN: Final = 64 << 10
+SEGMENT_BYTES_MAX: Final = 8 << 20  # what one answer over control.sock carries
 STATE_TEXT_BYTES_MAX: Final = 8 << 20
 
 
@@ -37,6 +39,7 @@ class DeviceRecorder:
     def __init__(self, folder: Path, device: str, size_max: int) -> None:
         self.folder, self.device = folder, device
         self.size_max = max(size_max, SEGMENTS * SEGMENT_BYTES_MIN)
+        self._segment_max = min(self.size_max // SEGMENTS, SEGMENT_BYTES_MAX)
         self.lost = 0  # records, ever
         self.difference: Difference | None = None
         self.trouble = ""  # why nothing is written at the moment
@@ -81,7 +84,7 @@ class DeviceRecorder:
             if self._replayer is None:
                 self._write(batch)
                 batch.clear()
-            elif self._segment_bytes + len(batch) > self.size_max // SEGMENTS and self._replayer.settled:
+            elif self._segment_bytes + len(batch) > self._segment_max and self._replayer.settled:
                 self._write(batch)
                 batch.clear()
                 self._begin(Section(self.device, encode_state(self._replayer.scheduler)))
@@ -185,8 +188,25 @@ def _size(path: Path) -> int:
         return 0
 
 
+def answer_record(folder: Path, devices: list[str], request: dict[str, Any]) -> dict[str, Any]:
+    """What control.sock answers to `record`: {} → segment names, {"segment": name} → its bytes in base64.
+
+    One segment an answer, so that a line stays bounded. KeyError for a segment that is gone or was never there.
+    """
+    names = [path.name for device in devices for path in segments_of(folder, device)]
+    if "segment" not in request:
+        return {"segments": names}
+    name = request["segment"]
+    if name not in names:
+        raise KeyError(name)
+    try:
+        return {"data": base64.b64encode((folder / name).read_bytes()).decode()}
+    except FileNotFoundError:
+        raise KeyError(name) from None
+
+
 def collect(folder: Path, devices: list[str]) -> bytes:
-    """One recording of what is there now, as a whole file: what `taktctl record -o` writes."""
+    """One recording of what is there now, as a whole file."""
     recording: Recording = []
     for device in devices:
         for path in segments_of(folder, device):
