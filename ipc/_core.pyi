@@ -5,8 +5,9 @@ takt.h. System failures raise OSError with their errno; a value that can't be ri
 """
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, final
+from typing import Any, TypedDict, final, type_check_only
 
+@type_check_only
 class TensorLayout(TypedDict):
     """One tensor of a lane. `offset` is relative to the slot: an int for inputs, [area 0, area 1] for outputs."""
 
@@ -16,6 +17,7 @@ class TensorLayout(TypedDict):
     bytes: int
     offset: Any
 
+@type_check_only
 class LaneLayout(TypedDict):
     """What create_lane made. JSON makes lists of its tuples; Server.add takes it back in either form, `fd` ignored."""
 
@@ -41,6 +43,7 @@ class LaneLayout(TypedDict):
     inputs: list[TensorLayout]
     outputs: list[TensorLayout]
 
+@type_check_only
 class Histogram(TypedDict):
     """Durations. Bucket (upper_ns, count) holds those up to upper_ns; empty buckets are left out; at most 1/64 wide."""
 
@@ -49,6 +52,7 @@ class Histogram(TypedDict):
     max_ns: int
     buckets: list[tuple[int, int]]
 
+@type_check_only
 class Statistics(TypedDict):
     """One block: submitted = ok + expired + … + detached + orphaned + what is pending."""
 
@@ -121,6 +125,7 @@ def realtime(priority: int, core: int) -> None:
 def switched_out() -> int:
     """How often the calling thread has lost its core against its will."""
 
+@final
 class Server:
     """The lanes that one executor serves. Belongs to one thread; only `wait` releases the GIL."""
 
