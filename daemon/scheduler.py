@@ -277,11 +277,11 @@ class Scheduler:
             self._arrivals.due(now_ns)
         if self._answers:
             return self._answer(*self._answers.pop(0))
-        if self._expiry_entries and self._expiry_entries[0][0] < now_ns:
-            return self._expire_job(self._expiry_entries[0][3], now_ns)
         fresh = self._expiries.fresh
         if fresh is not None and fresh.latest_start_ns < now_ns:
-            return self._expire_job(fresh, now_ns)
+            self._expiries.settle()
+        if self._expiry_entries and self._expiry_entries[0][0] < now_ns:
+            return self._expire_job(self._expiry_entries[0][3], now_ns)
         if self._running:
             return self._waiting(now_ns, 0)
         if self._ready:
