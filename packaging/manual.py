@@ -65,9 +65,8 @@ def configuration() -> Iterator[str]:
 def command_line() -> Iterator[str]:
     import click
 
-    from taktd.daemon.cli import command_group
+    from taktd.daemon.cli import cli as group
 
-    group = command_group()
     context = click.Context(group, info_name="taktctl")
     yield heading("TAKTCTL", 1, "taktctl", "see and change what taktd does")
     yield ".SH SYNOPSIS\n.B taktctl\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n"

@@ -1,0 +1,63 @@
+"""A control program for the package tests: asks the loop at its period, re-attaches when its lane ends, tells what it saw.
+
+Usage: client.py LOOP SECONDS   Prints one JSON object: answers, ok, late, attached (how often), gap_ms (the longest time
+between two good answers), statuses, error (the first refusal, "").
+"""
+
+import json
+import sys
+import time
+from collections import Counter
+
+from taktd.ipc import Detached, NotConnected, TaktError, connect
+
+
+def main() -> None:
+    name, seconds = sys.argv[1], float(sys.argv[2])
+    until = time.monotonic() + seconds
+    statuses: Counter[str] = Counter()
+    late = attached = 0
+    last = gap = 0.0
+    error = ""
+    while time.monotonic() < until:
+        try:
+            with connect(timeout_us=500_000) as node, node.attach(name, wait="hybrid") as lane:
+                attached += 1
+                for _ in lane.ticks():
+                    for view in lane.inputs.values():
+                        view[...] = 0
+                    reply = lane.infer()
+                    now = time.monotonic()
+                    statuses[reply.status] += 1
+                    late += reply.late
+                    if reply.ok:
+                        gap = max(gap, now - last) if last else 0.0
+                        last = now
+                    elif reply.status == "detached":
+                        raise Detached("the lane ended")
+                    if now > until:
+                        break
+        except (Detached, NotConnected):
+            continue
+        except TaktError as refused:
+            error = error or f"{type(refused).__name__}: {refused}"
+            if last == 0.0:
+                break
+            time.sleep(0.01)  # taken or not there for the moment: the loop's old client is being cleared away
+    print(
+        json.dumps(
+            {
+                "answers": sum(statuses.values()),
+                "ok": statuses["ok"],
+                "late": late,
+                "attached": attached,
+                "gap_ms": round(gap * 1000, 1),
+                "statuses": dict(statuses),
+                "error": error,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

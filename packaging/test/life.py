@@ -1,0 +1,414 @@
+"""The life of the packages on one Debian release: installed, used, abused, upgraded, downgraded, removed, purged.
+
+Usage: life.py SUITE FOLDER_OF_PACKAGES   (bookworm build/deb/debian12). One line a check, then "N passed, N failed".
+The steps build on each other, in order, in one machine; a step that raises is a failure and the next one is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from machine import Machine, wait_until
+
+CONFIG = "/etc/taktd/taktd.yaml"
+LOOPS = "/etc/taktd/conf.d/10-balance.yaml"
+DROP_INS = "/etc/systemd/system/taktd.service.d"
+MODEL = "/usr/share/taktd/models/pendulum.onnx"
+LOOP_FILE = f"""\
+models:
+  pendulum: {{path: {MODEL}}}
+loops:
+  balance: {{model: pendulum, device: cpu0, period: 1ms}}
+"""
+EDITED = "# edited by the owner\ndevices:\n  cpu0: {driver: cpu, cores: [1], priority: 80}\n"
+READY_S_MAX = 3.0
+EXPOSURE_MAX = 2.0
+INSTALLED_KIB_MAX = 200 << 10
+PACKAGE_BYTES_MAX = 60_000_000
+# How long a client may go without an answer while the package restarts the service: drain, start, load, measure.
+UPGRADE_GAP_MS_MAX = 15_000
+
+
+class Life:
+    """The steps, and how they ended."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.box, self.folder = machine, folder
+        self.passed = self.failed = 0
+        self.before: set[str] = set()
+        self.newer: Path | None = None
+
+    def check(self, sentence: str, holds: bool, found: object = "") -> None:
+        """Count and print one check; found is shown where it does not hold."""
+        self.passed, self.failed = self.passed + holds, self.failed + (not holds)
+        print(f"  {'ok' if holds else 'FAIL'}  {sentence}" + ("" if holds else f"\n        found: {found}"), flush=True)
+
+    def note(self, sentence: str) -> None:
+        print(f"        {sentence}", flush=True)
+
+    def step(self, action: Callable[[], None]) -> None:
+        print(f"{self.box.suite}: {(action.__doc__ or action.__name__).splitlines()[0]}", flush=True)
+        try:
+            action()
+        except Exception:
+            traceback.print_exc()
+            self.check(f"{action.__name__} came to its end", False, "see above")
+
+    def package(self, name: str) -> Path:
+        return next(self.folder.glob(f"{name}_*.deb"))
+
+    def apt(self, *words: str) -> subprocess.CompletedProcess[str]:
+        keep = ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
+        return self.box.run("apt-get", "-qq", "-y", "--no-install-recommends", *keep, *words)
+
+    def client(self, seconds: float, user: str = "operator") -> dict[str, Any]:
+        return self.box.asks("python3", "/srv/client.py", "balance", str(seconds), user=user)
+
+    def serving(self) -> bool:
+        return self.box.active and bool(self.box.asks("taktctl", "status", "--json").get("ready"))
+
+    def restart(self) -> bool:
+        self.box.systemctl("reset-failed")
+        return self.box.systemctl("restart", "taktd.service") and wait_until(self.serving, 30)
+
+    # ---- a fresh machine ----
+
+    def install(self) -> None:
+        """A fresh machine: the packages install and the service runs"""
+        self.check("the machine boots to running", self.box.state == "running", self.box.state)
+        for deb in self.folder.glob("*.deb"):
+            self.box.copy(deb, f"/srv/{deb.name}")
+        self.box.copy(Path(__file__).with_name("client.py"), "/srv/client.py")
+        self.before = self.box.files()
+        size = self.package("taktd").stat().st_size
+        self.check("package taktd is at most 60 MB", size <= PACKAGE_BYTES_MAX, size)
+        done = self.apt("install", *(f"/srv/{deb.name}" for deb in self.folder.glob("*.deb")))
+        self.check("apt installs all four", done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:])
+        kib = int(self.box.says("du", "-sk", "/usr/lib/taktd").split()[0])
+        self.check("installed, with byte code, it takes at most 200 MB", kib <= INSTALLED_KIB_MAX, f"{kib} KiB")
+        self.note(f"package {size / 1e6:.1f} MB, installed {kib / 1024:.0f} MiB")
+        self.check("the service is enabled", self.box.says("systemctl", "is-enabled", "taktd.service") == "enabled")
+        self.check("the service becomes active", wait_until(lambda: self.box.active, 20), self.box.journal("-n", "20"))
+        self.check("no unit has failed", self.box.failed_units() == "", self.box.failed_units())
+        self.check("the user came from sysusers", bool(self.box.says("getent", "passwd", "taktd")))
+        first = self.box.ready_after_s()
+        self.check(f"it is ready within {READY_S_MAX:g} s", first <= READY_S_MAX, f"{first:.2f} s")
+        self.note(f"first start to READY: {first:.2f} s")
+        for user, groups in (("operator", "taktd"), ("admin", "taktd-admin"), ("stranger", "")):
+            self.box.run("useradd", "-m", *(["-G", groups] if groups else []), user)
+
+    def units(self) -> None:
+        """Units: well formed, tight, each drop-in starts"""
+        units = ["taktd.service", "taktd.socket", "takt.slice"]
+        verified = self.box.run("systemd-analyze", "verify", "--man=no", *units)
+        self.check(
+            "systemd-analyze verify has nothing to say", verified.stdout + verified.stderr == "", verified.stderr
+        )
+        scored = self.box.says("systemd-analyze", "security", "--no-pager", "taktd.service").splitlines()
+        exposure = float(next((line.split(":")[1].split()[0] for line in scored if "exposure" in line), "10"))
+        self.check(f"systemd-analyze security is at most {EXPOSURE_MAX}", exposure <= EXPOSURE_MAX, exposure)
+        self.note(f"exposure {exposure}")
+        for name in ("gpu", "tcp", "isolated-cores", "cpu-dma-latency"):
+            link = f"{DROP_INS}/{name}.conf"
+            self.box.run("mkdir", "-p", DROP_INS)
+            self.box.run("ln", "-s", f"/usr/share/taktd/drop-ins/{name}.conf", link)
+            self.box.systemctl("daemon-reload")
+            self.check(f"it runs with drop-in {name}", self.restart(), self.box.journal("-n", "10"))
+            if name == "cpu-dma-latency":
+                self._holds_latency()
+            self.box.run("rm", link)
+        self.box.systemctl("daemon-reload")
+        self.restart()
+
+    def _holds_latency(self) -> None:
+        if not (self.box.root / "dev/cpu_dma_latency").exists() and not self.box.says("ls", "/dev/cpu_dma_latency"):
+            self.note("no /dev/cpu_dma_latency on this host")
+            return
+        held = self.box.says("sh", "-c", f"ls -l /proc/{self.box.supervisor()}/fd")
+        self.check("the daemon holds /dev/cpu_dma_latency", "cpu_dma_latency" in held, held)
+
+    # ---- a loop ----
+
+    def loop(self) -> None:
+        """A loop: members of the group run the bundled policy at 1 kHz, others are refused"""
+        self.box.write(CONFIG, EDITED)
+        self.box.write(LOOPS, LOOP_FILE)
+        self.check("it restarts with a loop", self.restart(), self.box.journal("-n", "20"))
+        status = self.box.says("systemctl", "status", "--no-pager", "taktd.service")
+        self.check("systemctl status says what it serves", "1 loop" in status, status)
+        self.note(f"start to READY with a loop: {self.box.ready_after_s():.2f} s")
+        found = self.client(4)
+        self.check("a supplementary member of group taktd runs at 1 kHz", found.get("ok", 0) > 3000, found)
+        self.note(f"client: {json.dumps(found)}")
+        refused = self.client(1, user="stranger")
+        self.check("a non-member is refused", refused.get("error", "").startswith("Denied"), refused)
+        measured = self.box.asks("taktctl", "bench", "--loop", "balance", "--seconds", "2", "--json", user="operator")
+        self.check(
+            "taktctl bench measures it", measured.get("jobs", 0) > 1500 and measured.get("failed") == 0, measured
+        )
+        self.note(f"bench: {json.dumps(measured)}")
+
+    def rights(self) -> None:
+        """Real-time rights: what /proc says, not what the daemon says"""
+        pids = self.box.executors()
+        self.check("one executor runs", len(pids) == 1, pids)
+        for pid in pids:
+            fields = self.box.read(f"/proc/{pid}/stat") or self.box.says("cat", f"/proc/{pid}/stat")
+            numbers = fields.rpartition(")")[2].split()
+            self.check("it has SCHED_FIFO 80", numbers[37:39] == ["80", "1"], numbers[37:39])
+            status = dict(line.split(":", 1) for line in self.box.says("cat", f"/proc/{pid}/status").splitlines())
+            self.check("it may run on core 1 only", status["Cpus_allowed_list"].strip() == "1", status)
+            self.check("its memory is locked", int(status["VmLck"].split()[0]) > 0, status["VmLck"])
+            held = int(status["CapEff"], 16)
+            self.check("it has two capabilities and no more", held == (1 << 14 | 1 << 23), hex(held))
+        report = self.box.asks("taktctl", "doctor", "--json", "--seconds", "1")
+        levels = {finding["check"]: finding["level"] for finding in report.get("findings", [])}
+        self.check("the doctor sees the same", levels.get("real-time") == "ok" and "wake-up" in levels, levels)
+
+    def c_program(self) -> None:
+        """A program in C against libtakt-dev"""
+        source = "/usr/share/doc/libtakt-dev/examples/loop.c"
+        flags = "$(pkg-config --cflags --libs takt)"
+        built = self.box.run("sh", "-c", f"cc -Wall -Wextra -Werror -o /srv/loop {source} {flags}")
+        self.check("the example compiles without a warning", built.returncode == 0, built.stderr[-800:])
+        ran = self.box.run("timeout", "-s", "INT", "3", "/srv/loop", "balance", user="operator")
+        self.check("and runs the loop", ran.returncode in (0, 124, 130), f"{ran.returncode} {ran.stderr[-500:]}")
+        self.note((ran.stdout.strip().splitlines() or ["(it printed nothing)"])[-1][:160])
+
+    # ---- deaths ----
+
+    def kills(self) -> None:
+        """kill -9 of each process: answered and recovered"""
+        running = self.box.start("python3", "/srv/client.py", "balance", "8", user="operator")
+        time.sleep(2)
+        victim = self.box.executors()[0]
+        begun = time.monotonic()
+        self.box.run("kill", "-9", str(victim))
+        back = wait_until(lambda: bool(self.box.executors()) and victim not in self.box.executors(), 15)
+        self.check("an executor that was killed is replaced", back, self.box.journal("-n", "15"))
+        self.note(f"executor back after {time.monotonic() - begun:.1f} s")
+        found = json.loads(running.communicate(timeout=60)[0] or "{}")
+        self.check("its client is answered again", found.get("ok", 0) > 2000 and found.get("gap_ms", 1e9) < 5000, found)
+        self.note(f"longest gap for the client: {found.get('gap_ms')} ms")
+
+        running = self.box.start("python3", "/srv/client.py", "balance", "10", user="operator")
+        time.sleep(2)
+        victim, begun = self.box.supervisor(), time.monotonic()
+        self.box.run("kill", "-9", str(victim))
+        back = wait_until(lambda: self.box.supervisor() not in (0, victim) and self.serving(), 20)
+        self.check("a supervisor that was killed is restarted", back, self.box.journal("-n", "15"))
+        self.note(f"supervisor back after {time.monotonic() - begun:.1f} s")
+        found = json.loads(running.communicate(timeout=60)[0] or "{}")
+        self.check("its client is answered again", found.get("ok", 0) > 2000 and found.get("gap_ms", 1e9) < 8000, found)
+        self.note(f"longest gap for the client: {found.get('gap_ms')} ms, attached {found.get('attached')} times")
+        self.check("exactly one executor is left", len(self.box.daemon_processes()) == 2, self.box.daemon_processes())
+
+    def watchdog(self) -> None:
+        """The watchdog: a supervisor that hangs, and one that can't make anybody serve"""
+        victim = self.box.supervisor()
+        self.box.run("kill", "-STOP", str(victim))
+        back = wait_until(lambda: self.box.supervisor() not in (0, victim) and self.serving(), 45)
+        self.check("a hanging supervisor is replaced", back, self.box.journal("-n", "15"))
+        self.check("by the watchdog", "watchdog timeout" in self.box.journal("-n", "60").lower())
+
+        library, victim = "/usr/lib/taktd/vendor/onnxruntime", self.box.supervisor()
+        restarts = int(self.box.show("NRestarts") or 0)
+        self.box.run("mv", library, f"{library}.away")
+        for pid in self.box.executors():
+            self.box.run("kill", "-9", str(pid))
+        starved = wait_until(lambda: int(self.box.show("NRestarts") or 0) > restarts, 60)
+        self.check("when no executor can serve, systemd restarts the service", starved, self.box.journal("-n", "20"))
+        self.box.run("mv", f"{library}.away", library)
+        self.check("and it serves once that is mended", self.restart(), self.box.journal("-n", "20"))
+
+    # ---- configuration ----
+
+    def bad_configuration(self) -> None:
+        """A refused configuration: exit code 78, a message with line and key, no restart loop"""
+        self.box.write(CONFIG, EDITED.replace("priority", "priorty"))
+        self.box.run("systemctl", "restart", "taktd.service")
+        wait_until(lambda: self.box.show("ActiveState") == "failed", 20)
+        restarts = self.box.show("NRestarts")
+        self.check("the unit has failed", self.box.show("ActiveState") == "failed", self.box.show("ActiveState"))
+        self.check("with exit code 78", self.box.show("ExecMainStatus") == "78", self.box.show("ExecMainStatus"))
+        said = self.box.journal("-n", "30")
+        self.check("the journal names file, line and key", "taktd.yaml:3" in said and "priorty" in said, said)
+        time.sleep(2)
+        self.check("it isn't restarted", self.box.show("NRestarts") == restarts and not self.box.active)
+        self.check("nobody is left", self.box.daemon_processes() == [], self.box.daemon_processes())
+        self.box.write(CONFIG, EDITED)
+        self.check("mended, it serves", self.restart(), self.box.journal("-n", "20"))
+
+    def reload(self) -> None:
+        """Reload: what can be changed is, what is refused leaves everything as it was"""
+        pid = self.box.supervisor()
+        self.box.write(
+            LOOPS, LOOP_FILE.replace("period: 1ms", "period: 1ms, allow: {groups: [taktd], users: [stranger]}")
+        )
+        self.check("systemctl reload works", self.box.systemctl("reload", "taktd.service"))
+        allowed = wait_until(lambda: self.client(0.5, user="stranger").get("ok", 0) > 0, 10)
+        self.check("the new rule holds", allowed, self.box.journal("-n", "10"))
+        self.check("in the same process", self.box.supervisor() == pid)
+        self.box.write(CONFIG, "devices: nonsense\n")
+        self.box.systemctl("reload", "taktd.service")
+        refused = wait_until(lambda: "refused" in self.box.journal("-n", "20"), 10)
+        self.check("a refused reload is said in the journal", refused, self.box.journal("-n", "10"))
+        self.check("and the service goes on", self.serving() and self.client(0.5).get("ok", 0) > 0)
+        self.box.write(CONFIG, EDITED)
+        self.box.write(LOOPS, LOOP_FILE)
+        asked = self.box.run("taktctl", "reload", "--json", user="admin")
+        self.check("a member of taktd-admin may reload", asked.returncode == 0, asked.stdout + asked.stderr)
+        asked = self.box.run("taktctl", "reload", "--json", user="operator")
+        self.check("a member of taktd may not", asked.returncode == 1, asked.stdout + asked.stderr)
+
+    def journal_fields(self) -> None:
+        """The journal: structured fields and message ids"""
+        lines = self.box.says("journalctl", "--no-pager", "-u", "taktd.service", "-o", "json").splitlines()
+        entries = [json.loads(line) for line in lines]
+        fields = {name for entry in entries for name in entry if name.startswith("TAKT_")}
+        self.check("entries carry TAKT_ fields", {"TAKT_EPOCH"} <= fields, sorted(fields))
+        identified = [
+            entry for entry in entries if "MESSAGE_ID" in entry and entry.get("_COMM", "").startswith("taktd")
+        ]
+        self.check("and message ids", bool(identified), sorted(fields))
+
+    # ---- want ----
+
+    def want(self) -> None:
+        """Want: no capabilities, no disk, no loop's device"""
+        rights = "[Service]\nAmbientCapabilities=\nCapabilityBoundingSet=\nLimitRTPRIO=0\nLimitMEMLOCK=65536\n"
+        self.box.write(f"{DROP_INS}/poor.conf", rights)
+        self.box.systemctl("daemon-reload")
+        self.check("without capabilities it runs", self.restart(), self.box.journal("-n", "20"))
+        status = self.box.says("systemctl", "status", "--no-pager", "taktd.service")
+        self.check("and is not certified", "not certified" in status, status)
+        said = self.box.journal("-n", "40").lower()
+        self.check("and says that it isn't real-time", "real-time" in said, said)
+        self.box.run("rm", f"{DROP_INS}/poor.conf")
+        self.box.systemctl("daemon-reload")
+
+        self.box.run("mount", "-t", "tmpfs", "-o", "size=4k,mode=0755", "full", "/var/lib/taktd")
+        self.box.run("chown", "taktd:taktd", "/var/lib/taktd")
+        self.box.run("sh", "-c", "head -c 1M /dev/zero >/var/lib/taktd/filler")
+        self.check("with a full disk it serves", self.restart(), self.box.journal("-n", "20"))
+        self.box.run("systemctl", "stop", "taktd.socket", "taktd.service")
+        self.box.run("umount", "/var/lib/taktd")
+        self.check("with room again, too", self.restart(), self.box.journal("-n", "20"))
+
+    def stop(self) -> None:
+        """Stop: nobody is left behind"""
+        begun = time.monotonic()
+        self.box.run("systemctl", "stop", "taktd.socket", "taktd.service")
+        self.note(f"stopped after {time.monotonic() - begun:.1f} s")
+        self.check("no process is left", self.box.daemon_processes() == [], self.box.daemon_processes())
+        self.check("no socket is left", self.box.says("ls", "/run/taktd").split() in ([], ["taktd.lock"]))
+        result = self.box.show("Result")
+        self.check("the stop was a success", result == "success", result)
+        self.box.systemctl("start", "taktd.socket")
+        woken = self.client(2)
+        self.check("the socket wakes it for the first client", woken.get("ok", 0) > 0, woken)
+
+    # ---- versions ----
+
+    def upgrade(self) -> None:
+        """Upgrade N to N+1 under a running loop, and back"""
+        edited = self.box.read(CONFIG)
+        with tempfile.TemporaryDirectory() as scratch:
+            self.newer = next_version(self.package("taktd"), Path(scratch))
+            self.box.copy(self.newer, f"/srv/{self.newer.name}")
+        running = self.box.start("python3", "/srv/client.py", "balance", "60", user="operator")
+        time.sleep(2)
+        pid = self.box.supervisor()
+        done = self.apt("install", f"/srv/{self.newer.name}")
+        self.check("apt upgrades it", done.returncode == 0, done.stderr[-1000:])
+        self.check("the edited conffile stays", self.box.read(CONFIG) == edited)
+        self.check("the new default lies beside it", bool(self.box.read(f"{CONFIG}.dpkg-dist")))
+        self.check("the new version runs", self.box.supervisor() != pid and wait_until(self.serving, 20))
+        found = json.loads(running.communicate(timeout=120)[0] or "{}")
+        good = found.get("ok", 0) > 10_000 and found.get("gap_ms", 1e9) < UPGRADE_GAP_MS_MAX
+        self.check(f"the loop is answered again within {UPGRADE_GAP_MS_MAX / 1000:g} s", good, found)
+        self.note(f"longest gap over the upgrade: {found.get('gap_ms')} ms")
+        self.check("state was kept", bool(self.box.says("ls", "/var/lib/taktd")))
+        done = self.apt("install", "--allow-downgrades", f"/srv/{self.package('taktd').name}")
+        self.check("apt downgrades it", done.returncode == 0 and wait_until(self.serving, 20), done.stderr[-1000:])
+        self.box.write(CONFIG, EDITED + "future: {key: 1}\n")
+        self.box.run("systemctl", "restart", "taktd.service")
+        said = wait_until(lambda: "future" in self.box.journal("-n", "10"), 20)
+        self.check("a key that only a newer version knows is named", said, self.box.journal("-n", "10"))
+        self.box.write(CONFIG, EDITED)
+        self.restart()
+
+    def paths(self) -> None:
+        """No file tells where it was built"""
+        source = str(Path(__file__).resolve().parents[2])
+        places = [
+            "/usr/lib/taktd",
+            "/usr/bin/taktd",
+            "/usr/bin/taktctl",
+            "/usr/lib/python3/dist-packages/taktd",
+            "/usr/include",
+        ]
+        found = self.box.run("grep", "-rlaF", "-e", source, "-e", "/build/deb/", *places)
+        self.check("no build path in any file", found.stdout == "", found.stdout[:1000])
+
+    def leave(self) -> None:
+        """Remove keeps what is the owner's, purge leaves nothing"""
+        done = self.apt("remove", "taktd")
+        self.check("apt removes it", done.returncode == 0, done.stderr[-500:])
+        self.check("the configuration stays", bool(self.box.read(CONFIG)))
+        self.check("no process is left", self.box.daemon_processes() == [], self.box.daemon_processes())
+        done = self.apt("purge", "taktd", "libtakt1", "libtakt-dev", "python3-taktd-client")
+        self.check("apt purges it", done.returncode == 0, done.stderr[-500:])
+        homes = ("/home/", "/var/spool/mail/", "/var/mail/")
+        left = sorted(path for path in self.box.files() - self.before if not path.startswith(homes))
+        account = {"/etc/group-", "/etc/passwd-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-"}
+        left = [path for path in left if path not in account and path != "/home"]
+        self.check("purging leaves nothing", left == [], left[:20])
+        self.check("nothing is left in /run", self.box.says("ls", "/run/taktd") == "")
+        self.check("no unit has failed", self.box.failed_units() == "", self.box.failed_units())
+
+
+def next_version(package: Path, scratch: Path) -> Path:
+    """The same package under the next version, with another default configuration."""
+    tree = scratch / "tree"
+    subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
+    control = tree / "DEBIAN" / "control"
+    text = control.read_text()
+    version = next(line.split()[1] for line in text.splitlines() if line.startswith("Version:"))
+    control.write_text(text.replace(f"Version: {version}", f"Version: {version}+next"))
+    conffile = tree / CONFIG.lstrip("/")
+    conffile.write_text(conffile.read_text() + "# a new default\n")
+    newer = scratch / f"taktd_{version}+next_amd64.deb"
+    subprocess.run(
+        ["dpkg-deb", "-Zzstd", "-z1", "--root-owner-group", "-b", tree, newer], check=True, stdout=subprocess.DEVNULL
+    )
+    return newer
+
+
+def main() -> int:
+    suite, folder = sys.argv[1], Path(sys.argv[2])
+    only = set(sys.argv[3:])
+    with Machine(f"life-{suite}", suite) as machine:
+        life = Life(machine, folder)
+        steps = [
+            life.install, life.units, life.loop, life.rights, life.c_program, life.kills, life.watchdog,
+            life.bad_configuration, life.reload, life.journal_fields, life.want, life.stop, life.upgrade, life.paths,
+            life.leave,
+        ]  # fmt: skip
+        for step in steps:
+            if not only or step.__name__ in only | {"install"}:
+                life.step(step)
+    print(f"{life.passed} passed, {life.failed} failed")
+    return 1 if life.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
