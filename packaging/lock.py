@@ -11,9 +11,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections import defaultdict
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "packaging" / "lock.txt"

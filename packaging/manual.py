@@ -1,7 +1,7 @@
 """Write the manual pages that follow from declarations: taktd.yaml(5), taktctl(1) and takt(3).
 
-The configuration's settings, taktctl's commands and takt.h each have their descriptions in one place; the pages are made
-from there when the package is built, so that they can't disagree. taktd(8) is written by hand, in man/.
+The configuration's settings, taktctl's commands and takt.h each have their descriptions in one place; the pages are
+made from there when the package is built, so that they can't disagree. taktd(8) is written by hand, in man/
 Usage: manual.py PAGE OUTPUT_FOLDER, with the taktd of this tree importable (takt.3 needs nothing).
 """
 
@@ -41,8 +41,8 @@ def configuration() -> Iterator[str]:
     yield heading("TAKTD.YAML", 5, "taktd.yaml", "configuration of taktd")
     yield ".SH SYNOPSIS\n/etc/taktd/taktd.yaml\n.br\n/etc/taktd/conf.d/*.yaml\n.SH DESCRIPTION\n"
     yield escape(
-        "Read at start and on SIGHUP, and judged as a whole: an error names file, line, key, what was found and what is "
-        "allowed, and nothing of a refused configuration is applied. Files in conf.d are read in the order of their "
+        "Read at start and on SIGHUP, and judged as a whole: an error names file, line, key, what was found and what "
+        "is allowed, and nothing of a refused configuration is applied. Files in conf.d are read in the order of their "
         "names and add to the sections devices, models and loops; one thing is described in one file. `taktctl check "
         "FILE` says what the daemon would say.\n"
     )

@@ -1,7 +1,7 @@
-"""A control program for the package tests: asks the loop at its period, re-attaches when its lane ends, tells what it saw.
+"""For the package tests: asks a loop at its period, re-attaches where its lane ended, tells what it saw.
 
-Usage: client.py LOOP SECONDS   Prints one JSON object: answers, ok, late, attached (how often), gap_ms (the longest time
-between two good answers), statuses, error (the first refusal, "").
+Usage: client.py LOOP SECONDS   Prints one JSON object: answers, ok, late, attached (how often), gap_ms (the longest
+time between two good answers), statuses, error (the first refusal, "").
 """
 
 import json
