@@ -33,6 +33,7 @@ class BestEffortLane:
         "is_loop",
         "jobs",
         "lane",
+        "period_ns",
         "queue",
         "shortest_ns",
         "submitted",
@@ -47,6 +48,7 @@ class BestEffortLane:
         self.shortest_ns = queue.shortest_ns or queue.cost_ns[0]
         self.is_loop: Literal[False] = False
         self.deadline_ns = NEVER  # none of its own: see cause.py
+        self.period_ns = 0
         self.jobs: list[tuple[int, int, Job]] = []  # (deadline or NEVER, sequence, job), sorted
         self.virtual_ns = 0
         self.submitted = self.completed = self.expired = self.cancelled = self.dropped = 0

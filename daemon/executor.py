@@ -41,7 +41,7 @@ YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its co
 
 OK, FAILED, CANCELLED, DETACHED = 0, 4, 6, 7
 FLAG_OVERRUN, EARLY = 2, 8
-ENTRY_CANCEL, ENTRY_ENDED = 2, 0x8000
+ENTRY_CANCEL, ENTRY_ANSWERED, ENTRY_ENDED = 2, 0x4000, 0x8000
 NO_PATH, PRIMARY, STAND_IN, HOLD = 0, 1, 2, 3
 WOKE_CONTROL = 2
 
@@ -91,16 +91,21 @@ class Executor:
     def _take(self, entry: tuple[int, ...], now_ns: int) -> None:
         lane, sequence, slot, deadline_ns, release_ns, flags = entry
         if flags == 0:
-            self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
+            job = self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
+            self.server.expect(lane, slot, job.latest_start_ns)
         elif flags == ENTRY_CANCEL:
-            job = self.scheduler.cancel(lane, sequence, now_ns)
-            if job is not None:
-                self._answer(job, CANCELLED, NO_PATH, NONE, 0, now_ns)
+            cancelled = self.scheduler.cancel(lane, sequence, now_ns)
+            if cancelled is not None:
+                self._answer(cancelled, CANCELLED, NO_PATH, NONE, 0, now_ns)
+        elif flags == ENTRY_ANSWERED:
+            self.scheduler.expired_elsewhere(lane, sequence, now_ns)
+            self.lanes[lane].shaped.discard(slot)
         elif flags == ENTRY_ENDED:
             self.table.ended(lane, deadline_ns, now_ns)
         else:
             self.lanes[lane].shaped.add(slot)
-            self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
+            job = self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
+            self.server.expect(lane, slot, job.latest_start_ns)
 
     def _run(self, jobs: tuple[Job, ...], now_ns: int) -> None:
         job = jobs[0]
@@ -109,7 +114,7 @@ class Executor:
             self._run_general(jobs, now_ns)
             return
         status = OK
-        self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns)
+        self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns)
         try:
             lane.runs[job.slot]()
         except EngineFailure as failure:
@@ -122,7 +127,7 @@ class Executor:
 
     def _finish(self) -> int:
         """Ends the running dispatch in the scheduler's books, and at what time."""
-        ended_ns = _core.now()
+        ended_ns = self.server.end()
         switches = _core.switched_out()
         self.scheduler.finish(ended_ns, NEVER if switches != self._switches else 0)
         self._switches = switches
@@ -148,8 +153,10 @@ class Executor:
         """A batch, or a job with shapes of its own."""
         status = OK
         lanes = [self.lanes[job.lane] for job in jobs]
-        for job in jobs:
-            self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns)
+        for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
+            self.server.begin(
+                job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns, more
+            )
         try:
             if len(jobs) > 1:
                 self.table.batch(lanes[0].engine.spec.model, len(jobs)).run(

@@ -158,7 +158,8 @@ class Server:
 
         deadline_ns is as submitted (0: the loop's own, or none). flags: 1 shapes; 2 cancel, then sequence names the
         job and slot is 0; 0x8000 the lane was ended because its client broke the protocol, then deadline_ns is the
-        reason (1 cursor, 2 slot, 3 slot pending, 4 sequence): call remove().
+        reason (1 cursor, 2 slot, 3 slot pending, 4 sequence): call remove(). 0x4000 the watch has answered this job as
+        expired; if it came during the run, the job itself was handed out just before.
         """
 
     def shapes(self, lane: int, slot: int) -> tuple[tuple[int, ...], ...]:
@@ -167,8 +168,23 @@ class Server:
     def set_output_shapes(self, lane: int, slot: int, shapes: Sequence[Sequence[int]]) -> None:
         """Actual shapes of all outputs of a job on a lane with dynamic shapes; call before complete()."""
 
-    def begin(self, lane: int, slot: int, now_ns: int, deadline_ns: int = 0) -> None:
-        """Record that a job starts, and the absolute deadline it is judged by (0: as recorded when it was taken)."""
+    def begin(
+        self, lane: int, slot: int, now_ns: int, deadline_ns: int = 0, next_arrival_ns: int = 0, more: int = 0
+    ) -> None:
+        """Record that a job starts, and the absolute deadline it is judged by (0: as recorded when it was taken).
+
+        Until end() the server may be the watch's: call nothing else, but begin() for further jobs of the same run after
+        more=1. next_arrival_ns: before which the lane's loop has no further nominal arrival (0: no loop).
+        """
+
+    def end(self) -> int:
+        """The run is over; returns when it ended."""
+
+    def expect(self, lane: int, slot: int, hopeless_ns: int) -> None:
+        """A queued job that has not started by then can't make its deadline (0: never mind): for the watch."""
+
+    def watch(self, priority: int, cores: Sequence[int]) -> None:
+        """Start the thread that answers hopeless jobs during long runs. priority 0: SCHED_OTHER; cores empty: as here."""
 
     def complete(
         self,

@@ -87,6 +87,8 @@ static void server_dealloc(PyObject *self)
 	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
 	if (((Server *)self)->open)
+		takt_watch_stop(&((Server *)self)->server);
+	if (((Server *)self)->open)
 		takt_server_destroy(&((Server *)self)->server);
 	release(self);
 	Py_DECREF(type);
@@ -192,15 +194,71 @@ static PyObject *server_unfinished(PyObject *self, PyObject *const *args, Py_ssi
 static PyObject *server_begin(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
 	struct takt_server *server = enter(self);
-	uint64_t now_ns, deadline_ns = 0;
+	uint64_t now_ns, deadline_ns = 0, next_arrival_ns = 0;
+	uint32_t lane, slot, more = 0;
+
+	if (!server || takt_py_arguments("begin", count, 3, 6) < 0 || takt_py_u32(args[0], &lane) < 0 ||
+	    takt_py_u32(args[1], &slot) < 0 || takt_py_u64(args[2], &now_ns) < 0 ||
+	    (count > 3 && takt_py_u64(args[3], &deadline_ns) < 0) ||
+	    (count > 4 && takt_py_u64(args[4], &next_arrival_ns) < 0) || (count > 5 && takt_py_u32(args[5], &more) < 0))
+		return NULL;
+	if (takt_server_begin(server, lane, slot, now_ns, deadline_ns, next_arrival_ns, (int)more) < 0)
+		return no_such_job(lane, slot);
+	Py_RETURN_NONE;
+}
+
+/* The run is over: its end by the clock. */
+static PyObject *server_end(PyObject *self, PyObject *ignored)
+{
+	struct takt_server *server = enter(self);
+	uint64_t ended_ns = takt_clock_ns();
+
+	(void)ignored;
+	if (!server)
+		return NULL;
+	takt_server_end(server);
+	return PyLong_FromUnsignedLongLong(ended_ns);
+}
+
+static PyObject *server_expect(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	uint64_t hopeless_ns;
 	uint32_t lane, slot;
 
-	if (!server || takt_py_arguments("begin", count, 3, 4) < 0 || takt_py_u32(args[0], &lane) < 0 ||
-	    takt_py_u32(args[1], &slot) < 0 || takt_py_u64(args[2], &now_ns) < 0 ||
-	    (count > 3 && takt_py_u64(args[3], &deadline_ns) < 0))
+	if (!server || takt_py_arguments("expect", count, 3, 3) < 0 || takt_py_u32(args[0], &lane) < 0 ||
+	    takt_py_u32(args[1], &slot) < 0 || takt_py_u64(args[2], &hopeless_ns) < 0)
 		return NULL;
-	if (takt_server_begin(server, lane, slot, now_ns, deadline_ns) < 0)
+	if (takt_server_expect(server, lane, slot, hopeless_ns) < 0)
 		return no_such_job(lane, slot);
+	Py_RETURN_NONE;
+}
+
+static PyObject *server_watch(PyObject *self, PyObject *args)
+{
+	struct takt_server *server = enter(self);
+	PyObject *cores;
+	cpu_set_t set;
+	Py_ssize_t count;
+	int priority, rc;
+
+	if (!server || !PyArg_ParseTuple(args, "iO", &priority, &cores) || (count = PySequence_Size(cores)) < 0)
+		return NULL;
+	CPU_ZERO(&set);
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *item = PySequence_GetItem(cores, i);
+		uint32_t core;
+		int bad = !item || takt_py_u32(item, &core) < 0;
+
+		Py_XDECREF(item);
+		if (bad)
+			return NULL;
+		if (core < CPU_SETSIZE)
+			CPU_SET(core, &set);
+	}
+	rc = takt_watch_start(server, priority, count > 0 ? &set : NULL);
+	if (rc < 0)
+		return takt_py_error(rc);
 	Py_RETURN_NONE;
 }
 
@@ -391,6 +449,9 @@ static PyMethodDef methods[] = {
 	FAST(poll),
 	FAST(unfinished),
 	FAST(begin),
+	FAST(expect),
+	{"end", server_end, METH_NOARGS, NULL},
+	{"watch", server_watch, METH_VARARGS, NULL},
 	FAST(complete),
 	FAST(slot_address),
 	FAST(shapes),

@@ -126,6 +126,7 @@ static void start_lane(struct takt_server *server, struct takt_served *lane, int
 	lane->active_at = TAKT_DORMANT;
 	if (recover && lane->ledger->used) {
 		takt_ledger_recover(lane);
+		server->pending_count += (uint32_t)__builtin_popcountll(lane->pending);
 	} else {
 		takt_ledger_reset(lane->ledger, lane->area);
 		lane->empty_ns = now_ns;
@@ -215,6 +216,7 @@ int takt_server_remove(struct takt_server *server, uint32_t index, int status, u
 		} else {
 			takt_store_state(&lane->ledger->slots[slot].state, TAKT_LEDGER_FREE);
 			takt_count(&lane->stats->orphaned, 1);
+			server->pending_count--;
 		}
 		dropped++;
 	}
@@ -321,6 +323,8 @@ static uint32_t take_entry(struct takt_server *server, struct takt_served *lane,
 		return end_hostile(server, lane, reason, now_ns, job);
 	takt_ledger_take(lane, entry, release_ns, now_ns);
 	lane->pending |= UINT64_C(1) << entry->slot;
+	lane->hopeless_ns[entry->slot] = 0;
+	server->pending_count++;
 	lane->shaped &= ~(UINT64_C(1) << entry->slot);
 	lane->outputs_shaped &= ~(UINT64_C(1) << entry->slot);
 	lane->last_entry_ns = now_ns;
@@ -359,20 +363,27 @@ static uint32_t poll_lane(struct takt_server *server, struct takt_served *lane, 
 
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs)
 {
+	uint32_t count = takt_watch_collect(server, jobs);
+
+	return count != 0 ? count : takt_server_poll_rings(server, now_ns, jobs, TAKT_POLL_ENTRIES_MAX);
+}
+
+uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs, uint32_t room)
+{
 	uint32_t count = 0, lanes;
 
 	takt_doorbell_tend(server, now_ns);
 	lanes = server->active_count;
 	if (server->start >= lanes)
 		server->start = 0;
-	for (uint32_t i = server->start, left = lanes; left > 0 && count < TAKT_POLL_ENTRIES_MAX; left--) {
+	for (uint32_t i = server->start, left = lanes; left > 0 && count < room; left--) {
 		struct takt_served *lane;
 		if (i >= server->active_count) /* the end, or a lane that ended left the list */
 			i = 0;
 		if (server->active_count == 0)
 			break;
 		lane = server->lanes[server->active[i]];
-		count += poll_lane(server, lane, now_ns, &jobs[count], TAKT_POLL_ENTRIES_MAX - count);
+		count += poll_lane(server, lane, now_ns, &jobs[count], room - count);
 		i += !lane->closed; /* the last lane of the list took a closed one's place */
 	}
 	server->start++;
@@ -381,7 +392,18 @@ uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct ta
 
 /* ---- finishing jobs ---- */
 
-int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns)
+int takt_server_expect(struct takt_server *server, uint32_t index, uint32_t slot, uint64_t hopeless_ns)
+{
+	struct takt_served *lane = takt_server_lane(server, index);
+
+	if (!lane || slot >= lane->layout.slot_count || !(lane->pending >> slot & 1))
+		return -ENOENT;
+	lane->hopeless_ns[slot] = hopeless_ns;
+	return 0;
+}
+
+int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns,
+		      uint64_t next_arrival_ns, int more)
 {
 	struct takt_served *lane = takt_server_lane(server, index);
 
@@ -390,7 +412,15 @@ int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot,
 	if (deadline_ns != 0)
 		takt_store_u64(&lane->ledger->slots[slot].deadline_ns, deadline_ns);
 	takt_store_u64(&lane->ledger->slots[slot].started_ns, now_ns);
+	lane->next_arrival_ns = next_arrival_ns;
+	if (!more)
+		takt_watch_begin(server, index, now_ns);
 	return 0;
+}
+
+void takt_server_end(struct takt_server *server)
+{
+	takt_watch_end(server);
 }
 
 void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot)
@@ -448,5 +478,6 @@ int takt_server_complete(struct takt_server *server, uint32_t index, uint32_t sl
 	takt_store_state(&slot->state, TAKT_LEDGER_DONE);
 	takt_served_publish(lane, slot);
 	lane->pending &= ~(UINT64_C(1) << slot_index);
+	server->pending_count--;
 	return 0;
 }

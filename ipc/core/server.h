@@ -3,13 +3,14 @@
  * server.h - the daemon's side of the lanes: one takt_server per executor, shared by server.c (lanes, entries,
  * completions), ledger.c (what was taken and done) and doorbell.c (waiting and being woken).
  *
- * Ownership: a takt_server belongs to the executor's one thread; nothing in it is locked and nothing relies on Python's
- * GIL for that. What a second thread or process may look at while that thread runs is exactly the mapped files (lanes,
- * ledger, statistics, journal), through the helpers of lib.h. A thread that is to answer jobs during a long engine run
- * must take over the whole takt_served of a lane (and its own doorbell), not share fields of it.
+ * Ownership: a takt_server belongs to the executor's one thread, during engine runs by turns to the watch (watch.c);
+ * nothing in it is locked and nothing relies on Python's GIL for that. What another thread or process may look at meanwhile
+ * is exactly the mapped files (lanes, ledger, statistics, journal), through the helpers of lib.h.
  */
 #ifndef TAKT_SERVER_H
 #define TAKT_SERVER_H
+
+#include <sched.h>
 
 #include "lib.h"
 
@@ -68,10 +69,15 @@ enum {
 	TAKT_MUTE_NS = 20000000,       /* how long an abused descriptor is not listened to */
 	TAKT_MUTED_SCAN_NS = 2000000,  /* and how often that lane's ring is then looked at while asleep */
 	TAKT_EVENTS_MAX = 32,
+	TAKT_WATCH_TICK_NS = 1000000,  /* the watch looks this often during runs: an answer is that late at most */
+	TAKT_WATCH_AFTER_NS = 500000,  /* and leaves runs alone that have just begun */
+	TAKT_WATCH_STACK_BYTES = 65536,
 };
 
 enum { TAKT_WOKE_SUBMISSIONS = 1, TAKT_WOKE_CONTROL = 2, TAKT_WOKE_TIMEOUT = 4, TAKT_WOKE_HANGUP = 8 };
-enum { TAKT_JOB_ENDED = 0x8000 }; /* takt_job.flags: not a job, the lane's client broke the protocol; slot 0 */
+/* takt_job.flags: not a job, the lane's client broke the protocol; slot 0. Or: a job that the watch has answered; one that
+ * came during a run is handed out twice, as the job that it was first. */
+enum { TAKT_JOB_ENDED = 0x8000, TAKT_JOB_ANSWERED = 0x4000 };
 
 /* One served lane. Not in memory that a client can reach. */
 struct takt_served {
@@ -97,6 +103,8 @@ struct takt_served {
 	uint32_t active_at; /* place in the active list; TAKT_DORMANT when only a doorbell wakes it */
 	uint32_t closed;    /* ended for a broken protocol, waits for takt_server_remove */
 	uint32_t listening; /* its descriptor is in the epoll set */
+	uint64_t next_arrival_ns;              /* a loop's next job arrives no earlier, as far as the scheduler has said */
+	uint64_t hopeless_ns[TAKT_SLOTS_MAX];  /* a job not started by then can't make its deadline; 0: not known */
 	int wake_fd;
 	struct takt_layout layout;
 };
@@ -109,6 +117,8 @@ struct takt_server {
 	uint32_t lane_count;
 	uint32_t active_count;
 	uint32_t muted_count;
+	uint32_t pending_count; /* jobs taken and not completed, over all lanes */
+	struct takt_watch *watch; /* NULL: none */
 	uint32_t start;  /* round-robin start of the next poll */
 	uint32_t events; /* TAKT_WOKE_* seen and not yet reported */
 	uint64_t all_empty_ns; /* last time that all active rings were found empty */
@@ -163,12 +173,26 @@ int takt_server_add(struct takt_server *server, uint32_t lane, int memfd, int wa
 /* Ends a lane: pending jobs are completed with `status`, or dropped silently when it is negative. Returns their number. */
 int takt_server_remove(struct takt_server *server, uint32_t lane, int status, uint64_t now_ns);
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs);
-int takt_server_begin(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns);
+uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs, uint32_t room);
+/* The job can't make its deadline if it has not started by hopeless_ns (0: never mind): for the watch. */
+int takt_server_expect(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t hopeless_ns);
+/* A run begins: until takt_server_end the watch may answer other jobs. next_arrival_ns: of the lane's loop, 0: none.
+ * more: further jobs of the same run follow; it begins with the last. */
+int takt_server_begin(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns,
+		      uint64_t next_arrival_ns, int more);
+void takt_server_end(struct takt_server *server);
 int takt_server_complete(struct takt_server *server, uint32_t lane, uint32_t slot, const struct takt_verdict *verdict);
 int takt_server_wait(struct takt_server *server, uint64_t until_ns, uint64_t spin_until_ns); /* TAKT_WOKE_*; 0: a signal */
 struct takt_served *takt_server_lane(const struct takt_server *server, uint32_t lane); /* NULL: no such lane */
 
-/* Between the three files */
+/* watch.c. cores NULL: wherever the caller runs; priority 0: SCHED_OTHER. */
+int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *cores);
+void takt_watch_stop(struct takt_server *server);
+void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns);
+void takt_watch_end(struct takt_server *server);
+uint32_t takt_watch_collect(struct takt_server *server, struct takt_job *jobs);
+
+/* Between the files */
 void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot);
 int takt_served_copy_shapes(struct takt_served *lane, uint32_t slot);
 void takt_doorbell_wake_client(const struct takt_served *lane);
