@@ -145,6 +145,8 @@ def test_accounts_hold_over_many_runs_with_jobs_coming_in_all_the_while(daemon: 
         if free[number]:
             now_ns = _core.now()
             client.submit(free[number].pop(), deadline_ns=now_ns + (1 + number) * MS // 2, submitted_ns=now_ns)
+            if client.u32(raw.DAEMON_SLEEPING):
+                client.ring()
 
     for _ in range(300):
         for number in range(4):
