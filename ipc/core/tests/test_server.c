@@ -14,16 +14,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* libtakt.a has the client's half only. */
-#include "../doorbell.c"
-#include "../journal.c"
-#include "../ledger.c"
-#include "../server.c"
-#include "../stats.c"
-#if __has_include("../watch.c")
-#include "../watch.c"
-#endif
-
 #define CHECK(what)                                                                                                    \
 	do {                                                                                                           \
 		if (!(what)) {                                                                                         \
