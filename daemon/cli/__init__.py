@@ -86,7 +86,3 @@ def main() -> Any:
         sys.stderr.close()
         sys.exit(NO)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

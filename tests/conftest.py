@@ -1,0 +1,36 @@
+"""Fixtures that several folders share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running import Running
+
+# Before anything imports ONNX Runtime, here as in the daemon.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def taktd(tmp_path: Path) -> Iterator[Start]:
+    """taktd(yaml): a daemon that is ready. At the end each is stopped by SIGTERM and nobody may be left."""
+    started: list[Running] = []
+
+    def start(
+        yaml: str, *, name: str = "taktd", wait: bool = True, environment: dict[str, str] | None = None
+    ) -> Running:
+        folder = tmp_path / name
+        folder.mkdir()
+        running = Running(folder, yaml, environment)
+        started.append(running)
+        running.start()
+        return running.await_ready() if wait else running
+
+    yield start
+    for running in reversed(started):
+        running.close()
