@@ -8,7 +8,7 @@ jobs that missed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Reversible
 
 from taktd.daemon.job import Job
 
@@ -19,11 +19,16 @@ NAMES = ("none", "blocked_by", "overrun", "late_release", "wakeup", "handover", 
 
 
 def cause_of_miss(
-    job: Job, now_ns: int, before: Iterable[Job], handover_ns: int = 0, switched_out_ns: int = 0
+    job: Job,
+    now_ns: int,
+    before: Reversible[Job],
+    running: Job | None,
+    handover_ns: int = 0,
+    switched_out_ns: int = 0,
 ) -> tuple[int, int]:
     """Cause and detail (the lane that blocked or overran, else 0) of a job that was late or is given up at `now_ns`.
 
-    before: recent dispatches (one job each; ended_ns 0 = still running), in any order.
+    before: recent dispatches that have ended (one job each), the last one last; running: the one that runs, if any.
     handover_ns: time of the last handover (0: none); switched_out_ns: how long the executor was off its core meanwhile.
     """
     due_ns = max(job.release_ns, job.arrival_ns)
@@ -38,7 +43,7 @@ def cause_of_miss(
 
     blocked_ns = excess_ns = longest_ns = worst_ns = 0
     blocker = overrunner = 0
-    for other in before:
+    for other in _overlapping(before, running, due_ns):
         if other is job:
             continue
         other_end_ns = other.ended_ns or now_ns
@@ -67,3 +72,13 @@ def cause_of_miss(
     shares = (*beyond_cost, (blocked_ns, BLOCKED_BY, blocker), (idle_ns, WAKEUP, 0))
     largest_ns, cause, detail = max(shares, key=lambda share: share[0])
     return (cause, detail) if largest_ns > 0 else (LATE_RELEASE, 0)
+
+
+def _overlapping(before: Reversible[Job], running: Job | None, due_ns: int) -> Iterator[Job]:
+    """The dispatches that still ran at due_ns or began after it, the last one first."""
+    if running is not None:
+        yield running
+    for other in reversed(before):
+        if other.ended_ns <= due_ns:
+            return  # one runs at a time: those before it ended earlier still
+        yield other

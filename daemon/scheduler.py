@@ -254,7 +254,7 @@ class Scheduler:
             if now_ns > job.deadline_ns and job.deadline_ns:
                 job.late = True
                 job.cause, job.cause_detail = cause_of_miss(
-                    job, now_ns, self._recent, self.handover_ns, switched_out_ns
+                    job, now_ns, self._recent, None, self.handover_ns, switched_out_ns
                 )
         self._recent.append(first)
         if source.is_loop:
@@ -318,14 +318,15 @@ class Scheduler:
             return True
         further: Loop | None = None
         for _, _, loop in self._timers:
-            if loop.clock or not self._may_start_early(loop, now_ns):
+            if loop.clock:
                 continue
             if now_ns < loop.early_again_ns:
-                further = further or loop
-                continue
-            loop.early_again_ns = now_ns + loop.period_ns
-            self._start_early(loop, now_ns)
-            return True
+                if further is None and self._may_start_early(loop, now_ns):
+                    further = loop
+            elif self._may_start_early(loop, now_ns):
+                loop.early_again_ns = now_ns + loop.period_ns
+                self._start_early(loop, now_ns)
+                return True
         if self._backlog and self._start_best_effort(now_ns):
             return True
         if further is not None:
@@ -395,9 +396,10 @@ class Scheduler:
         if self._timers and self._timers[0][0] < until_ns:
             until_ns = self._timers[0][0]
         spin_ns = NEVER
-        for loop in self._order:
-            if now_ns < loop.expected_ns < spin_ns:
-                spin_ns = loop.expected_ns
+        if not self._running:
+            for loop in self._order:
+                if now_ns < loop.expected_ns < spin_ns:
+                    spin_ns = loop.expected_ns
         wait = self._wait
         wait.until_ns = 0 if until_ns == NEVER else until_ns
         wait.spin_from_ns = 0 if spin_ns == NEVER else spin_ns
@@ -446,8 +448,8 @@ class Scheduler:
     def _count_expired(self, job: Job, now_ns: int) -> None:
         source: Source = job.source
         source.expired += 1
-        before = (*self._recent, *self._running[:1])
-        job.cause, job.cause_detail = cause_of_miss(job, now_ns, before, self.handover_ns)
+        running = self._running[0] if self._running else None
+        job.cause, job.cause_detail = cause_of_miss(job, now_ns, self._recent, running, self.handover_ns)
         if source.is_loop:
             self._arrivals.outcome(source, False, now_ns)
 
