@@ -110,7 +110,7 @@ class _Tensor:
         self.dims: tuple[int, ...] = described["dims"]
         self.offsets: tuple[int, ...] = described["offsets"]
 
-    def view(self, memory: mmap.mmap, at: int, dims: tuple[int, ...]) -> Array:
+    def view(self, memory: mmap.mmap | None, at: int, dims: tuple[int, ...]) -> Array:
         """The tensor of shape `dims` at this byte of the lane's memory; 4-bit ones as flat, packed bytes."""
         if self.bits < 8:
             count = int(np.prod(dims, dtype=np.int64))
@@ -134,7 +134,9 @@ class Lane:
         self._core = core
         # A mapping of its own: views keep it alive, so that one that outlives the lane reads old numbers instead of
         # crashing the process.
-        self._memory = mmap.mmap(core.memfd(), about["size"], flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._memory: mmap.mmap | None = mmap.mmap(
+            core.memfd(), about["size"], flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
+        )
         stride, first = about["slot_stride"], about["slots_offset"]
         self._slot_offsets = [first + stride * slot for slot in range(self.slot_count)]
         self._in = [_Tensor(i, described) for i, described in enumerate(about["inputs"])]
@@ -288,8 +290,9 @@ class Lane:
     # Leaving ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the lane back. Views stay readable; nobody else sees what they hold. A second call does nothing."""
+        """Give the lane back. Views taken before stay readable and keep its memory. A second call does nothing."""
         self._core.detach()
+        self._inputs, self._outputs, self._memory = [], [], None
 
     def __enter__(self) -> Lane:
         return self

@@ -252,7 +252,7 @@ class EchoDaemon:
         self.add_lane(client, request, number, name, entry)
 
     def add_lane(self, client: Client, request: int, number: int, name: str, entry: Entry) -> None:
-        outputs = [(tensor.replace("x", "y"), dtype, dims) for tensor, dtype, dims in entry.tensors]
+        outputs = [("y" if tensor == "x" else tensor, dtype, dims) for tensor, dtype, dims in entry.tensors]
         layout: Any = _core.create_lane(
             name, name, entry.kind, entry.tensors, outputs, slot_count=entry.slot_count, dynamic=entry.dynamic,
             period_ns=entry.period_ns, deadline_ns=entry.deadline_ns,
