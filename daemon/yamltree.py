@@ -201,11 +201,13 @@ def _syntax_error(file: str, text: str, error: yaml.YAMLError) -> ConfigError:
         line = text.count("\n", 0, position) + 1
         return ConfigError(file, line, "", "is not text", found=found, allowed="YAML in UTF-8", hint=NOT_TEXT_HINT)
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    line = mark.line + 1 if mark is not None else 0
+    lines = text.splitlines() or [""]
+    # A parser that wants more stands behind the last line; a person looks at the last one there is.
+    line = min(mark.line + 1, len(lines)) if mark is not None else 0
+    at_end = mark is not None and mark.line + 1 >= len(lines)
     problem = getattr(error, "problem", None) or str(error).split("\n")[0]
-    lines = text.splitlines()
-    found = shown(lines[line - 1].strip()) if 0 < line <= len(lines) else "the end of the file"
-    hint = "is the file cut off?" if line >= len(lines) else "check indentation, colons and brackets near this line"
+    found = shown(lines[line - 1].strip()) if line else "the file as a whole"
+    hint = "is the file cut off?" if at_end else "check indentation, colons and brackets near this line"
     return ConfigError(file, line, "", f"is not valid YAML: {problem}", found=found, allowed="YAML", hint=hint)
 
 
