@@ -231,8 +231,8 @@ class LaneTally:
 class _Rehearsal:
     """The run of one workload: draws, and tallies what it is told."""
 
-    def __init__(self, workload: Workload, seed: int, span_ns: int) -> None:
-        self.workload, self.span_ns = workload, span_ns
+    def __init__(self, workload: Workload, seed: int, span_ns: int, observe: Callable[[Job, int], None] | None) -> None:
+        self.workload, self.span_ns, self.observe = workload, span_ns, observe
         self.arrivals_random, self.execution_random = Random(seed), Random(seed ^ 0x7461_6B74)
         tasks, queues = workload.tasks, workload.queues
         self.tallies = [LaneTally(task.name, task.deadline_ns) for task in tasks]
@@ -283,6 +283,8 @@ class _Rehearsal:
         return time_ns
 
     def ended(self, job: Job, status: int) -> None:
+        if self.observe is not None:
+            self.observe(job, status)
         tally = self.tallies[job.lane]
         if job.early:
             tally.early += 1
@@ -300,22 +302,22 @@ class _Rehearsal:
         drive(self.scheduler, self.releases(), self.execution_ns, self.ended, until_ns=EPOCH_NS + self.span_ns)
 
 
-def rehearse(workload: Workload, seconds: int, seed: int) -> dict[str, Any]:
-    """Simulates some virtual seconds; a JSON object that depends on nothing but the arguments.
+def rehearse(
+    workload: Workload, span_ns: int, seed: int, observe: Callable[[Job, int], None] | None = None
+) -> dict[str, Any]:
+    """Simulates span_ns of virtual time; a JSON object that depends on nothing but the arguments.
 
-    Raises ValueError for a span that is not positive."""
-    if seconds <= 0:
-        raise ValueError(f"seconds: {seconds} is not a span of time; it must be positive")
-    span_ns = seconds * 1_000_000_000
-    rehearsal = _Rehearsal(workload, seed, span_ns)
+    observe: told each job that ended, with its status. Raises ValueError for a span that is not positive."""
+    if span_ns <= 0:
+        raise ValueError(f"span_ns: {span_ns} is not a span of time; it must be positive")
+    rehearsal = _Rehearsal(workload, seed, span_ns, observe)
     rehearsal.run()
     count = len(workload.tasks)
     loops = [tally.as_json(span_ns) for tally in rehearsal.tallies[:count]]
     best_effort = [tally.as_json(span_ns) for tally in rehearsal.tallies[count:]]
     accounts = rehearsal.scheduler.accounts()
     return {
-        "seconds": seconds,
-        "seed": seed,
+        "span_ns": span_ns,
         "jobs": accounts.submitted,
         "misses": sum(loop["misses"] for loop in loops),
         "utilization_ppm": _sum(loops, "utilization_ppm") + _sum(best_effort, "utilization_ppm"),
