@@ -87,8 +87,9 @@ def main() -> None:
                 took, verdict = timed(lambda tasks=tasks: admit(tasks, AUTO))  # type: ignore[misc]
                 times.append(took)
                 admitted += verdict.admitted
-            rows.append({"set": f"64 loops, U = {utilization / 1e6}{', coprime periods' if coprime else ''}",
-                         "p50_ms": statistics.median(times), "max_ms": max(times), "admitted": admitted, "of": 20})  # fmt: skip
+            name = f"64 loops, U = {utilization / 1e6}{', coprime periods' if coprime else ''}"
+            rows.append({"set": name, "p50_ms": statistics.median(times), "max_ms": max(times), "admitted": admitted,
+                         "of": 20})  # fmt: skip
     for name, (tasks, rule) in hard_sets().items():
         took, verdict = timed(lambda tasks=tasks, rule=rule: admit(tasks, rule))  # type: ignore[misc]
         rows.append({"set": name, "p50_ms": took, "max_ms": took, "admitted": int(verdict.admitted), "of": 1,

@@ -21,7 +21,7 @@ from taktd.daemon.response_time import worst_case_response_ns
 
 __all__ = [
     "AUTO", "OFF", "BestEffort", "Collision", "InvalidLoop", "LoopVerdict", "OnRefusal", "Outcome", "Refusal",
-    "Verdict", "admit", "decide", "feasible", "first_failing", "utilization_ppm",
+    "Verdict", "admit", "decide", "feasible", "first_failing", "never_fits_ns", "utilization_ppm",
 ]  # fmt: skip
 
 AUTO_DISPATCH_NS_MAX: Final = 10_000_000
@@ -260,6 +260,15 @@ def longest_dispatch_ns(loads: Sequence[Load], cap_ns: int, effort: Effort) -> i
         finally:
             effort.settle(part)
     return 0
+
+
+def never_fits_ns(loads: Sequence[Load], dispatch_ns: int) -> int:
+    """The cost from which a best-effort dispatch can never start while all loops are attached.
+
+    It starts at any time up to dispatch_ns, else in a gap that is known: from one job of a loop to the next possible
+    arrival, so shorter than the least period.
+    """
+    return max(dispatch_ns + 1, min((load.period_ns for load in loads), default=PERIOD_NS_MAX))
 
 
 def _margins(loads: Sequence[Load], dispatch_ns: int, effort: Effort) -> list[int]:

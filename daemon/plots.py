@@ -82,7 +82,7 @@ def _draw(ax: Axes, outcomes: Sequence[Outcome], names: Sequence[str], origin_ns
     ax.set_yticks([at[name] for name in names], labels=list(names), fontsize=8)
     ax.set_ylim(-0.7, len(names) - 0.3)
     ax.grid(axis="x", alpha=0.3)
-    ax.legend(handles=_legend(), loc="upper right", fontsize=7, ncols=7)
+    ax.legend(handles=_legend(), loc="lower right", bbox_to_anchor=(1, 1), fontsize=7, ncols=7, frameon=False)
 
 
 def _points(ax: Axes, points: Sequence[tuple[float, int]], marker: str, color: str, shift: float, size: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 from zlib import crc32
 
-from taktd.daemon.job import EXPIRE, START, Action, Expire, Queue, Start, Task, Wait
+from taktd.daemon.job import Action, Expire, Job, Queue, Start, Task
 from taktd.daemon.scheduler import Scheduler
 from taktd.daemon.scheduler_state import encode_plan, encode_state
 
@@ -81,21 +81,30 @@ class Recorder:
         self.write(SUBMIT, lane, slot, sequence, release_ns, now_ns)
 
     def decided(self, action: Action, now_ns: int, yielding: bool = False) -> None:
-        """After each decide()."""
-        flag = YIELDING if yielding else 0
-        kind = action.kind
-        if kind == START:
-            jobs = action.jobs  # type: ignore[union-attr]
-            job = jobs[0]
-            self.write(STARTED, job.lane, len(jobs) | flag, job.sequence, job.deadline_ns, now_ns)
-            if len(jobs) > 1:
-                for job in jobs[1:]:
-                    self.write(MEMBER, job.lane, 0, job.sequence, job.deadline_ns, now_ns)
-        elif kind == EXPIRE:
-            job, aux = expire_words(action)  # type: ignore[arg-type]
-            self.write(EXPIRED, job.lane, aux | flag, job.sequence, job.deadline_ns, now_ns)
+        """After each decide(). A caller that has told the actions apart already calls one of the three below."""
+        if isinstance(action, Start):
+            self.started(action.jobs, now_ns, yielding)
+        elif isinstance(action, Expire):
+            self.expired(action, now_ns, yielding)
         else:
-            self.write(WAITING, 0, flag, action.until_ns, action.spin_from_ns, now_ns)  # type: ignore[union-attr]
+            self.waiting(action.until_ns, action.spin_from_ns, now_ns, yielding)
+
+    def started(self, jobs: tuple[Job, ...], now_ns: int, yielding: bool = False) -> None:
+        job = jobs[0]
+        aux = len(jobs)
+        self.write(STARTED, job.lane, aux | YIELDING if yielding else aux, job.sequence, job.deadline_ns, now_ns)
+        if aux > 1:
+            for job in jobs[1:]:
+                self.write(MEMBER, job.lane, 0, job.sequence, job.deadline_ns, now_ns)
+
+    def expired(self, action: Expire, now_ns: int, yielding: bool = False) -> None:
+        job = action.job
+        assert job is not None
+        aux = action.status | action.cause << 8 | (action.detail & DETAIL_MASK) << 16
+        self.write(EXPIRED, job.lane, aux | YIELDING if yielding else aux, job.sequence, job.deadline_ns, now_ns)
+
+    def waiting(self, until_ns: int, spin_from_ns: int, now_ns: int, yielding: bool = False) -> None:
+        self.write(WAITING, 0, YIELDING if yielding else 0, until_ns, spin_from_ns, now_ns)
 
     def finish(self, now_ns: int, switched_out_ns: int = 0) -> None:
         self.write(FINISH, 0, 0, switched_out_ns, 0, now_ns)
@@ -137,17 +146,12 @@ class Recorder:
             self.write(TEXT, 0, len(piece), a, b, now_ns)
 
 
-def expire_words(action: Expire) -> tuple[Any, int]:
-    """The job of an Expire and its aux."""
-    return action.job, action.status | action.cause << 8 | (action.detail & DETAIL_MASK) << 16
-
-
 def text_of(aux: int, a: int, b: int) -> bytes:
     """The piece that one TEXT record carries."""
     return struct.pack("<QQ", a, b)[:aux]
 
 
-def decision_records(action: Start | Expire | Wait, now_ns: int, yielding: bool) -> list[Record]:
+def decision_records(action: Action, now_ns: int, yielding: bool) -> list[Record]:
     """The records that a decision makes."""
     made: list[Record] = []
 
@@ -199,7 +203,7 @@ class Section:
     lost: int = 0  # records lost before this part began
 
     def __iter__(self) -> Iterator[Record]:
-        return RECORD.iter_unpack(self.records)  # type: ignore[return-value]
+        return RECORD.iter_unpack(self.records)
 
     def __len__(self) -> int:
         return len(self.records) // RECORD.size
