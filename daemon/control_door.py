@@ -1,7 +1,7 @@
 """control.sock: one JSON object a line, asked by `taktctl`, answered by the supervisor.
 
 Request {"op": …, …}; answer {"ok": true, …} or {"ok": false, "error": {"what", "hint"}}. Everybody may ask; changing
-something is for root, the daemon's own user and nobody else.
+something is for root, the daemon's own user and members of group taktd-admin.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from taktd.daemon.acceptor import Acceptor
-from taktd.daemon.peers import Peer, peer_of
+from taktd.daemon.config import Allow
+from taktd.daemon.peers import Peer, peer_of, rule_of
 
 LINE_BYTES_MAX: Final = 1 << 20
 CONNECTIONS_MAX: Final = 64
 IDLE_S_MAX: Final = 60.0
+ADMINS: Final = "taktd-admin"  # absent where the package is not installed: then it admits nobody
 
 Answer = dict[str, Any]
 Operation = Callable[[dict[str, Any]], Awaitable[Answer]]
@@ -46,6 +48,7 @@ class ControlDoor:
     ) -> None:  # fmt: skip
         self.path = path
         self._asking, self._changing = asking, changing
+        self._changers = rule_of(Allow(groups=(ADMINS,)))
         self._tasks: set[asyncio.Task[None]] = set()
         self._acceptor = Acceptor(path, socket.SOCK_STREAM, self._accepted, _turn_away, inherited)
 
@@ -95,8 +98,8 @@ class ControlDoor:
         if name not in self._changing:
             known = ", ".join([*self._asking, *self._changing])
             raise ControlError(f"unknown operation {name[:40]!r}", f"known are {known}")
-        if peer.uid not in (0, os.geteuid()):
-            raise ControlError(f"{name} is not allowed for uid {peer.uid}", "run it as root or as the daemon's user")
+        if not self._changers.admits(peer, os.geteuid()):
+            raise ControlError(f"{name} is not allowed for uid {peer.uid}", f"run it as root or join group {ADMINS}")
         return self._changing[name]
 
     async def close(self) -> None:

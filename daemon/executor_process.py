@@ -203,7 +203,10 @@ class ExecutorProcess:
         else:
             self.tries = 0 if was_ready else self.tries + 1
             pause_ns = 0 if was_ready else min(PAUSE_FIRST_NS << min(self.tries - 1, 20), PAUSE_NS_MAX)
-            log("error", f"executor {self.device} {why}", device=self.device, restart_in_ms=pause_ns // 1_000_000)
+            log(
+                "error", f"executor {self.device} {why}", event="executor-died", device=self.device,
+                restart_in_ms=pause_ns // 1_000_000,
+            )  # fmt: skip
             self._pause = asyncio.get_running_loop().call_later(pause_ns / 1e9, self._again)
         self.watcher.died(self, was_ready)
 

@@ -1,6 +1,7 @@
 """The daemon's log: one line to stderr for each thing that happened, once, with the ids that name it.
 
-Under systemd each line begins with its level as `<4>`, which journald takes off again (sd-daemon(3)).
+Under systemd an entry goes to journald with its ids as fields, where systemd-python is installed (journal.py); else
+each line begins with its level as `<4>`, which journald takes off again (sd-daemon(3)).
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from typing import Final, Literal
+
+from taktd.daemon import journal
 
 Level = Literal["error", "warning", "notice", "info", "debug"]
 _NUMBERS: Final[dict[str, int]] = {"error": 3, "warning": 4, "notice": 5, "info": 6, "debug": 7}
@@ -24,11 +27,18 @@ def _to_journal() -> bool:
 
 
 _JOURNAL: Final = _to_journal()
+_SEND: Final = journal.find_sender() if _JOURNAL else None
 
 
-def log(level: Level, text: str, **ids: object) -> None:
-    """Write one event. ids are appended as key=value: device, loop, pid, uid, lane, …"""
+def log(level: Level, text: str, *, event: str = "", **ids: object) -> None:
+    """Write one event. ids are appended as key=value: device, loop, pid, uid, lane, … event: a key of MESSAGE_IDS."""
     details = " ".join(f"{key}={value}" for key, value in ids.items())
+    if _SEND is not None:
+        try:
+            _SEND(f"{text} [{details}]" if details else text, **journal.fields(_NUMBERS.get(level, 6), event, ids))
+            return
+        except OSError:
+            pass  # journald is being restarted: our standard error is kept for it by systemd
     prefix = (
         f"<{_NUMBERS.get(level, 6)}>" if _JOURNAL else "taktd: " if level in ("info", "notice") else f"taktd: {level}: "
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from taktd.daemon.config import Configuration
+from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.executor_link import MESSAGE_BYTES_MAX
 from taktd.daemon.executor_process import ExecutorProcess, Message
 from taktd.daemon.lanes import DeviceLanes, Inspection, Lane
@@ -63,6 +64,8 @@ class ServedDevice:
         self.loops = configuration.loops_on(name)
         self.observer = observer
         self.schedule: Schedule | None = None
+        self._lost: tuple[Lost, ...] = ()
+        self.revocations = 0
         self.rights: dict[str, Any] = {}
         self.dispatch_ns = 0
         self.rss_bytes = 0
@@ -164,6 +167,26 @@ class ServedDevice:
         shed = self.schedule.shed if self.schedule else {}
         return [loop.name for loop in self.loops if loop.name not in shed]
 
+    @property
+    def certified(self) -> bool:
+        """Admitted on measurements that hold for the machine as it is now."""
+        return self.schedule is not None and self.schedule.certified and not self._lost
+
+    @property
+    def lost(self) -> tuple[Lost, ...]:
+        """What the measurements rested on and is no longer so; set by the supervisor, who watches the machine."""
+        return self._lost
+
+    @lost.setter
+    def lost(self, lost: tuple[Lost, ...]) -> None:
+        self.revocations += self.certified and bool(lost)
+        self._lost = lost
+
+    def _reason(self) -> str:
+        if self.schedule is None:
+            return "not admitted yet"
+        return self.schedule.reason or "; ".join(str(loss) for loss in self._lost)
+
     def as_json(self) -> dict[str, Any]:
         """One entry of `status`."""
         process = self.process
@@ -171,8 +194,8 @@ class ServedDevice:
             "device": self.name, "role": ROLE, "pid": process.pid, "ready": process.ready,
             "restarts": process.restarts, "state": process.state.value, "error": process.error,
             "rights": self.rights if process.pid else {}, "rss_bytes": self.rss_bytes if process.pid else 0,
-            "certified": bool(self.schedule and self.schedule.certified and process.ready),
-            "not_certified": self.schedule.reason if self.schedule else "not admitted yet",
+            "certified": self.certified and process.ready, "not_certified": self._reason(),
+            "revocations": self.revocations,
         }  # fmt: skip
 
     def close(self) -> None:

@@ -1,0 +1,44 @@
+"""Log entries with fields, for journald, where systemd-python is importable; elsewhere logbook writes plain lines.
+
+The ids of an entry become TAKT_LOOP=, TAKT_DEVICE=, TAKT_EPOCH=, …; an event that programs may wait for has a
+MESSAGE_ID that never changes (docs/operations.md lists them). Called by logbook only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+IDENTIFIER: Final = "taktd"
+#: What an event is called in our code → its MESSAGE_ID for ever.
+MESSAGE_IDS: Final[dict[str, str]] = {
+    "ready": "67da974ba7804842a4727ac7b90a90fd",
+    "executor-died": "6dfc672162e74d2bae06287abbe73778",
+    "precondition-lost": "7893c2a5ec634d55ab6648aff3f6b72e",
+    "precondition-holds": "08cff3966eb5496abdf8b5d83e575be4",
+    "refused": "09a4d826c16c4f35be3fc94b4bd537f7",
+    "reload-done": "5d4e5d71cae44ba4bc28e95ec7ee0341",
+}
+
+Send = Callable[..., None]
+
+
+def find_sender() -> Send | None:
+    """systemd.journal.send, None where systemd-python (python3-systemd) is not installed."""
+    try:
+        return importlib.import_module("systemd.journal").send  # type: ignore[no-any-return]
+    except (ImportError, AttributeError):
+        return None
+
+
+def fields(priority: int, event: str, ids: Mapping[str, object]) -> dict[str, str]:
+    """The entry's fields beside its message. Journald takes upper-case letters, digits and underscores as names."""
+    result = {"PRIORITY": str(priority), "SYSLOG_IDENTIFIER": IDENTIFIER}
+    if event:
+        result["TAKT_EVENT"] = event
+        result["MESSAGE_ID"] = MESSAGE_IDS[event]
+    for key, value in ids.items():
+        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in key).upper()
+        result[f"TAKT_{name}"] = str(value)
+    return result
