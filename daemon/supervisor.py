@@ -15,12 +15,15 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon import reload, runtime_folder
+from taktd.daemon import idle_latency, reload, runtime_folder
 from taktd.daemon.activation import inherited_sockets
 from taktd.daemon.certification import Evidence, NotAdmitted, judge
 from taktd.daemon.config import Configuration, ConfigurationRefused, load
 from taktd.daemon.control_door import ControlDoor, ControlError
+from taktd.daemon.doctor.preconditions import Lost
+from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
+from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
 from taktd.daemon.inspection import Inspector, ModelRefused
 from taktd.daemon.lane_door import LaneDoor
@@ -63,12 +66,16 @@ class Supervisor:
         self.state = runtime_folder.state_folder(environment, own_uid())
         self.notifier = Notifier(environment)
         self.inherited = inherited_sockets(environment)
+        self._idle_latency = idle_latency.hold(environment)  # open as long as we live
         self.charges = Charges(configuration.limits)
         self.devices: dict[str, ServedDevice] = {}
+        self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)
+        cores = {device.name: frozenset(device.cores) for device in configuration.devices.values()}
+        self.watch = MachineWatch(cores, self._ground_moved)
         self.announced = False  # READY=1 was sent
         self.stopping = False
         self._failure: asyncio.Future[None] | None = None  # set to an exception when the start can't succeed
@@ -85,8 +92,9 @@ class Supervisor:
         self._listen_to_signals()
         work = asyncio.create_task(self._serve())
         stop = asyncio.create_task(self._stop.wait())
+        watch = asyncio.create_task(self.watch.run())
         try:
-            ends: list[asyncio.Future[Any]] = [work, stop, self._failure]
+            ends: list[asyncio.Future[Any]] = [work, stop, watch, self._failure]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for ended in ends:
                 if ended.done() and not ended.cancelled() and (error := ended.exception()):
@@ -95,9 +103,9 @@ class Supervisor:
         except (ModelRefused, NotAdmitted, TooMuch) as refused:
             raise StartRefused(str(refused), EXIT_CONFIGURATION) from None
         finally:
-            for task in (work, stop):
+            for task in (work, stop, watch):
                 task.cancel()
-            await asyncio.gather(work, stop, return_exceptions=True)
+            await asyncio.gather(work, stop, watch, return_exceptions=True)
             await self._end()
             lock.close()
 
@@ -143,7 +151,12 @@ class Supervisor:
             self.devices[name] = ServedDevice(
                 name, self.configuration, inspections, self.epoch, self.state, self, self.desk.lane_ended
             )
+        size_max = self.configuration.recording.size_bytes
+        self.recorder = FlightRecorder(self.state / "recordings", self.devices, size_max)
         self._open_doors()
+        self._every(DRAIN_S, self.recorder.drain)
+        if self.notifier.watchdog_ns:
+            self._every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
         for device in self.devices.values():
             device.process.start()
         self.notifier.status("loading engines")
@@ -164,8 +177,10 @@ class Supervisor:
         return dict(zip(configuration.models, found, strict=True))
 
     def _open_doors(self) -> None:
-        asking = {"status": self.book.status, "models": self.book.models, "loops": self.book.loops,
-                  "costs": self.book.costs}  # fmt: skip
+        asking = {
+            "status": self.book.status, "models": self.book.models, "loops": self.book.loops,
+            "costs": self.book.costs, "record": self._record_asked,
+        }  # fmt: skip
         changing = {"reload": self._reload_asked}
         lanes, control = runtime_folder.LANES_SOCKET, runtime_folder.CONTROL_SOCKET
         try:
@@ -175,15 +190,12 @@ class Supervisor:
             )
         except (OSError, runtime_folder.FolderRefused) as error:
             raise StartRefused(f"the sockets in {self.runtime} can't be opened: {error}") from None
-        loop = asyncio.get_running_loop()
-        if self.notifier.watchdog_ns:
-            self._every(loop, self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
 
-    def _every(self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], None]) -> None:
+    def _every(self, seconds: float, action: Callable[[], None]) -> None:
         def again() -> None:
             if not self.stopping:
                 action()
-                loop.call_later(seconds, again)
+                asyncio.get_running_loop().call_later(seconds, again)
 
         again()
 
@@ -211,6 +223,19 @@ class Supervisor:
                 log("warning", f"device {name} is not certified: {judged.reason}", device=name)
             schedule = Schedule(judged.serve, judged.shed, judged.certified, judged.reason, judged.verdict)
             self.devices[name].serve(schedule)
+        self.watch.certify()
+
+    def _ground_moved(self, device: str, lost: tuple[Lost, ...]) -> None:
+        """What the measurements rested on has changed, or is back."""
+        self.devices[device].lost = lost
+        for loss in lost:
+            log(
+                "warning", f"measurements on {device} don't hold: {loss}", event="precondition-lost", device=device,
+                cause=loss.name, epoch=self.epoch,
+            )  # fmt: skip
+        if not lost:
+            log("notice", f"measurements on {device} hold again", event="precondition-holds", device=device)
+        self._changed.set()
 
     def device_changed(self, device: ServedDevice) -> None:
         """An executor became ready or died."""
@@ -236,13 +261,13 @@ class Supervisor:
     @property
     def certified(self) -> bool:
         """Ready, and every device's promise is proven under the rights it has now."""
-        return self.ready and all(d.schedule is not None and d.schedule.certified for d in self.devices.values())
+        return self.ready and all(device.certified for device in self.devices.values())
 
     def _tell(self) -> None:
         text = self._status_text()
         if self.ready and not self.announced:
             self.announced = True
-            log("notice", f"ready: {text}", node=self.configuration.node.name, epoch=self.epoch)
+            log("notice", f"ready: {text}", event="ready", node=self.configuration.node.name, epoch=self.epoch)
             self.notifier.ready(text)
         else:
             self.notifier.status(text)
@@ -265,15 +290,23 @@ class Supervisor:
     async def _reload_and_log(self) -> None:
         try:
             done = await self.reload()
-            log("notice", done)
+            log("notice", done, event="reload-done", epoch=self.epoch)
         except (ControlError, ConfigurationRefused) as refused:
-            log("error", f"the configuration is refused, the running one stays:\n{refused}")
+            hint = f"\nto do: {refused.hint}" if isinstance(refused, ControlError) and refused.hint else ""
+            log("error", f"the configuration is refused, the running one stays:\n{refused}{hint}", event="refused")
 
     async def _reload_asked(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"message": await self.reload(), "epoch": self.epoch}
         except ConfigurationRefused as refused:
             raise ControlError(str(refused), "the running configuration stays") from None
+
+    async def _record_asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.recorder is not None
+        try:
+            return self.recorder.answer(request)
+        except KeyError as error:
+            raise ControlError(f"there is no segment {error}", "ask for the list again: the oldest go first") from None
 
     async def reload(self) -> str:
         """Read the file again and take over what changed, all of it or nothing. A sentence on what was done."""
@@ -290,6 +323,8 @@ class Supervisor:
                     )
                 self.configuration = new
                 self.charges.limits = new.limits
+                if self.recorder is not None:
+                    self.recorder.resize(new.recording.size_bytes)
                 self.desk.rules_changed()
                 self.epoch += 1
                 return f"reload: epoch {self.epoch}, changed {', '.join('.'.join(path) for path in changed)}"
@@ -317,6 +352,8 @@ class Supervisor:
             self.lane_door.close("taktd stops")
         if self.control_door is not None:
             await self.control_door.close()
+        if self.recorder is not None:
+            self.recorder.close()
         for device in self.devices.values():
             device.close()
         held = {kind: self.charges.held(kind) for kind in ("connections", "lanes", "lane_memory")}
@@ -330,12 +367,12 @@ def main(file: Path) -> int:
     try:
         configuration = load(file)
     except ConfigurationRefused as refused:
-        log("error", f"the configuration is refused:\n{refused}")
+        log("error", f"the configuration is refused:\n{refused}", event="refused")
         return EXIT_CONFIGURATION
     try:
         return asyncio.run(_run(file, configuration))
     except StartRefused as refused:
-        log("error", str(refused))
+        log("error", str(refused), event="refused")
         return refused.code
 
 
