@@ -14,62 +14,74 @@ from collections.abc import Sequence
 from taktd.daemon.job import NEVER, Job
 
 
-def kept_unbatched(now_ns: int, first: Job, others: Sequence[Job]) -> list[Job]:
-    """Those of the jobs that keep their deadline if `first` starts now and `others` follow one by one, by deadline."""
-    end_ns = now_ns + first.cost_ns
-    kept = [first] if first.deadline_ns and end_ns <= first.deadline_ns else []
-    for job in sorted(others, key=_by_deadline):
-        if job.deadline_ns and end_ns + job.cost_ns > job.deadline_ns:
-            continue  # it is answered as expired and takes no time
-        end_ns += job.cost_ns
-        if job.deadline_ns:
-            kept.append(job)
-    return kept
-
-
 def batch_size(
     now_ns: int,
     candidates: Sequence[Job],
-    others: Sequence[Job],
+    dated: list[tuple[int, int, int, Job]],
     cost_ns: Sequence[int],
     preferred: Sequence[int],
     limit_ns: int,
 ) -> int:
     """How many of `candidates` (the first is certain) go together, starting at now_ns.
 
-    candidates: jobs of one model in the order in which they would join; others: all other queued best-effort jobs that
-    have a deadline; cost_ns[n - 1]: cost of a batch of n; limit_ns: longest dispatch that may start now. The largest
-    preferred size that can be had, else the largest size.
+    candidates: jobs of one model in the order in which they would join; dated: (deadline, lane, sequence, job) of every
+    queued best-effort job that has a deadline, candidates too, in any order; cost_ns[n - 1]: cost of a batch of n;
+    limit_ns: longest dispatch that may start now. The largest preferred size that can be had, else the largest size;
+    where that breaks a deadline, half of it and so on.
     """
     most = min(len(candidates), len(cost_ns))
-    sizes = [size for size in range(most, 1, -1) if cost_ns[size - 1] <= limit_ns]
-    if not sizes:
+    while most > 1 and cost_ns[most - 1] > limit_ns:
+        most -= 1
+    most = _members_in_time(now_ns, candidates[:most], cost_ns)
+    if most == 1:
         return 1
-    if preferred:
-        sizes.sort(key=lambda size: (size not in preferred, -size))
-    if not others and not any(job.deadline_ns for job in candidates):
-        return sizes[0]
-    kept = {id(job) for job in kept_unbatched(now_ns, candidates[0], [*candidates[1:], *others])}
-    for size in sizes:
-        if _keeps(now_ns, candidates[:size], [*candidates[size:], *others], cost_ns[size - 1], kept):
+    first = candidates[0]
+    dated.sort()
+    for size in _sizes(most, preferred):
+        if cost_ns[size - 1] <= limit_ns and _keeps(now_ns, first, candidates[:size], cost_ns[size - 1], dated):
             return size
     return 1
 
 
-def _keeps(now_ns: int, batch: Sequence[Job], rest: Sequence[Job], batch_cost_ns: int, kept: set[int]) -> bool:
-    """Whether every member and all of `kept` make it when `batch` runs first and the rest follows one by one."""
-    end_ns = now_ns + batch_cost_ns
-    for job in batch:
-        if job.deadline_ns and end_ns > job.deadline_ns:
-            return False
-    for job in sorted(rest, key=_by_deadline):
-        if job.deadline_ns and end_ns + job.cost_ns > job.deadline_ns:
-            if id(job) in kept:
-                return False
+def _members_in_time(now_ns: int, candidates: Sequence[Job], cost_ns: Sequence[int]) -> int:
+    """The largest batch whose members all make it. Larger ones only cost more, so the first that breaks one ends it."""
+    deadline_ns = NEVER
+    for index, job in enumerate(candidates):
+        deadline_ns = min(deadline_ns, job.deadline_ns or NEVER)
+        if index and now_ns + cost_ns[index] > deadline_ns:
+            return index
+    return len(candidates)
+
+
+def _sizes(most: int, preferred: Sequence[int]) -> list[int]:
+    """The sizes to try, best first; few, so that a decision stays short."""
+    sizes = sorted((size for size in preferred if 1 < size <= most), reverse=True)
+    while most > 1:
+        sizes.append(most)
+        most //= 2
+    return sizes
+
+
+def _keeps(
+    now_ns: int, first: Job, batch: Sequence[Job], batch_cost_ns: int, dated: Sequence[tuple[int, int, int, Job]]
+) -> bool:
+    """Whether everybody makes it who would if `first` went alone and all others followed, one by one, by deadline.
+
+    Jobs without a deadline come after all others then and need no look; who can't make it takes no time."""
+    batched_ns = now_ns + batch_cost_ns
+    members = {id(job) for job in batch}
+    alone_ns = now_ns + first.cost_ns
+    for deadline_ns, _, _, job in dated:
+        if job is first:
             continue
-        end_ns += job.cost_ns
+        cost_ns = job.cost_ns
+        makes_it = alone_ns + cost_ns <= deadline_ns
+        if makes_it:
+            alone_ns += cost_ns
+        if id(job) in members:
+            continue
+        if batched_ns + cost_ns <= deadline_ns:
+            batched_ns += cost_ns
+        elif makes_it:
+            return False
     return True
-
-
-def _by_deadline(job: Job) -> tuple[int, int, int]:
-    return (job.deadline_ns or NEVER, job.lane, job.sequence)

@@ -27,6 +27,7 @@ class BestEffortLane:
     __slots__ = (
         "cancelled",
         "completed",
+        "cost_ns",
         "deadline_ns",
         "dropped",
         "expired",
@@ -45,6 +46,7 @@ class BestEffortLane:
             raise ValueError(f"queue {queue.name!r}: cost_ns needs at least one entry")
         self.lane = lane
         self.queue = queue
+        self.cost_ns = queue.cost_ns[0]
         self.shortest_ns = queue.shortest_ns or queue.cost_ns[0]
         self.is_loop: Literal[False] = False
         self.deadline_ns = NEVER  # none of its own: see cause.py
@@ -96,26 +98,30 @@ class BestEffort:
     def pick(self, now_ns: int, limit_ns: int) -> tuple[Job, ...]:
         """The jobs of the next dispatch, none longer than limit_ns; () if none may start. They leave their queues."""
         self.hold_until_ns = 0
-        fitting = [entry for entry in self.backlog if entry.queue.cost_ns[0] <= limit_ns]
-        if not fitting:
+        least_ns = NEVER
+        for entry in self.backlog:
+            if entry.cost_ns <= limit_ns and entry.virtual_ns < least_ns and not self._held(now_ns, entry):
+                least_ns = entry.virtual_ns
+        if least_ns == NEVER:
             return ()
-        if any(entry.queue.max_delay_ns for entry in fitting):
-            fitting = [entry for entry in fitting if not self._held(now_ns, entry)]
-            if not fitting:
-                return ()
-        if len(fitting) == 1:
-            first = fitting[0]
-        else:
-            eligible_ns = min(entry.virtual_ns for entry in fitting) + LEAD_NS
-            first = min(
-                (entry for entry in fitting if entry.virtual_ns <= eligible_ns),
-                key=lambda entry: (entry.jobs[0][0], entry.virtual_ns, entry.queue.order, entry.lane),
-            )
+        first = self._first(now_ns, limit_ns, least_ns + LEAD_NS)
         jobs: tuple[Job, ...] = (first.jobs[0][2],)
         if len(first.queue.cost_ns) > 1:
             jobs = self._batch(now_ns, first, limit_ns)
         self._take(jobs, first.queue.cost_ns[len(jobs) - 1])
         return jobs
+
+    def _first(self, now_ns: int, limit_ns: int, eligible_ns: int) -> BestEffortLane:
+        """Among the eligible lanes the one with the earliest deadline, then the least served one."""
+        first: BestEffortLane | None = None
+        best: tuple[int, int, int, int] = (NEVER, NEVER, 0, 0)
+        for entry in self.backlog:
+            if entry.virtual_ns <= eligible_ns and entry.cost_ns <= limit_ns and entry.jobs[0][0] <= best[0]:
+                key = (entry.jobs[0][0], entry.virtual_ns, entry.queue.order, entry.lane)
+                if key < best and not self._held(now_ns, entry):
+                    first, best = entry, key
+        assert first is not None
+        return first
 
     def _held(self, now_ns: int, entry: BestEffortLane) -> bool:
         """Whether this lane's model still waits for company. A job with a deadline never waits: it could cost it."""
@@ -141,22 +147,22 @@ class BestEffort:
         """The first lane's first job and those that may join it: by deadline, then in turn, least served first."""
         queue = first.queue
         seed = first.jobs[0][2]
+        most = len(queue.cost_ns)
         ranked: list[tuple[int, int, int, int, Job]] = []
-        others: list[Job] = []
+        dated: list[tuple[int, int, int, Job]] = []
         for entry in self.backlog:
+            lane, virtual_ns = entry.lane, entry.virtual_ns
             if entry.queue.name == queue.name:
-                for turn, (deadline_ns, _, job) in enumerate(entry.jobs):
+                for turn, (deadline_ns, _, job) in enumerate(entry.jobs[:most]):
                     if job is not seed:
-                        ranked.append((deadline_ns, turn, entry.virtual_ns, entry.lane, job))
-            else:
-                for deadline_ns, _, job in entry.jobs:
-                    if deadline_ns == NEVER:
-                        break  # sorted: the rest has none either
-                    others.append(job)
-        ranked.sort(key=lambda item: item[:4])
-        candidates = [seed, *(item[4] for item in ranked)]
-        size = batch_size(now_ns, candidates, others, queue.cost_ns, queue.preferred, limit_ns)
-        return tuple(candidates[:size])
+                        ranked.append((deadline_ns, turn, virtual_ns, lane, job))
+            for deadline_ns, sequence, job in entry.jobs:
+                if deadline_ns == NEVER:
+                    break  # sorted: the rest has none either
+                dated.append((deadline_ns, lane, sequence, job))
+        ranked.sort()  # no two jobs of a lane have one turn: jobs are never compared
+        candidates = [seed, *(item[4] for item in ranked[: most - 1])]
+        return tuple(candidates[: batch_size(now_ns, candidates, dated, queue.cost_ns, queue.preferred, limit_ns)])
 
     def _take(self, jobs: tuple[Job, ...], cost_ns: int) -> None:
         share_ns = cost_ns // len(jobs)
