@@ -34,12 +34,11 @@ STATE_TEXT_BYTES_MAX: Final = 8 << 20
 
 
 class DeviceRecorder:
-    """Of one device. size_max bounds its files; folder must exist."""
+    """Of one device. size_max bounds its files (one segment may go beyond it) and may be changed; folder must exist."""
 
     def __init__(self, folder: Path, device: str, size_max: int) -> None:
         self.folder, self.device = folder, device
-        self.size_max = max(size_max, SEGMENTS * SEGMENT_BYTES_MIN)
-        self._segment_max = min(self.size_max // SEGMENTS, SEGMENT_BYTES_MAX)
+        self.size_max = size_max
         self.lost = 0  # records, ever
         self.difference: Difference | None = None
         self.trouble = ""  # why nothing is written at the moment
@@ -51,6 +50,10 @@ class DeviceRecorder:
         self._replayer: Replayer | None = None
         self._text = bytearray()
         self._lost_before = 0
+
+    @property
+    def _segment_max(self) -> int:
+        return min(max(self.size_max // SEGMENTS, SEGMENT_BYTES_MIN), SEGMENT_BYTES_MAX)
 
     @property
     def needs_state(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from taktd.daemon import record as rec
-from taktd.daemon.job import EXPIRE, START, Action, Job, Task
+from taktd.daemon.job import Action, Expire, Job, Start, Task
 from taktd.daemon.loop import Loop
 from taktd.daemon.record import Record, Recording, Section
 from taktd.daemon.scheduler import Scheduler
@@ -87,7 +87,7 @@ class Replayer:
                 self._deadline_ns = a
             else:
                 return self._apply_rare(record, index)
-        except (KeyError, RuntimeError, ValueError, AssertionError) as error:
+        except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
             if isinstance(error, StateMalformed):
                 raise
             raise StateMalformed(
@@ -109,13 +109,12 @@ class Replayer:
         return None
 
     def _tell(self, action: Action, t_ns: int) -> None:
-        if action.kind == START:
-            self._running = action.jobs  # type: ignore[union-attr]
+        if isinstance(action, Start):
+            self._running = action.jobs
             self.listener.started(self._running, t_ns)
-        elif action.kind == EXPIRE:
-            job = action.job  # type: ignore[union-attr]
-            assert job is not None
-            self.listener.expired(job, action.status, action.cause, action.detail, t_ns)  # type: ignore[union-attr]
+        elif isinstance(action, Expire):
+            assert action.job is not None
+            self.listener.expired(action.job, action.status, action.cause, action.detail, t_ns)
 
     def _apply_rare(self, record: Record, index: int) -> Difference | None:
         t_ns, kind, lane, aux, a, b = record

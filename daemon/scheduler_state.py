@@ -126,7 +126,7 @@ def _empty(entry: list[Any]) -> Any:
         return {}
     if kind not in CLASSES:
         raise StateMalformed(f"{kind!r} is nothing a scheduler's state can have")
-    return CLASSES[kind].__new__(CLASSES[kind])
+    return object.__new__(CLASSES[kind])
 
 
 def encode_plan(plan: Task | Queue) -> str:
@@ -140,7 +140,11 @@ def decode_plan(text: str) -> Task | Queue:
     try:
         name, values = json.loads(text)
         kind = {"Task": Task, "Queue": Queue}[name]
-        named = dict(zip(_fields(kind), values, strict=True))
-        return kind(**{field: tuple(item) if isinstance(item, list) else item for field, item in named.items()})
+        named: dict[str, Any] = {
+            field: tuple(item) if isinstance(item, list) else item
+            for field, item in zip(_fields(kind), values, strict=True)
+        }
+        plan: Task | Queue = kind(**named)
+        return plan
     except (ValueError, KeyError, TypeError) as error:
         raise StateMalformed(f"the definition of a lane is malformed ({error})") from error

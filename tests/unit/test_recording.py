@@ -136,13 +136,13 @@ def as_file(recording: list[Section]) -> bytes:
 
 @pytest.fixture(scope="module")
 def recording() -> list[Section]:
-    return sections_of("cpu0", driven(20_000).journal.records)
+    return sections_of("cpu0", driven(6_000).journal.records)
 
 
 def test_replay_decides_the_same(recording: list[Section]) -> None:
     done = replay(recording)
     assert done.difference is None
-    assert done.decisions > 20_000
+    assert done.decisions > 6_000
 
 
 def test_replay_decides_the_same_in_another_process(recording: list[Section], tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_another_version_is_refused_and_named(recording: list[Section]) -> None:
 
 def test_a_state_survives_text_at_any_time() -> None:
     drive = Drive(3)
-    for _ in range(300):
+    for _ in range(120):
         drive.step()
         text = encode_state(drive.scheduler)
         assert encode_state(decode_state(text)) == text
@@ -226,7 +226,7 @@ def test_a_malformed_state_is_refused(text: str) -> None:
 
 
 def test_files_stay_bounded_and_each_start_replays(tmp_path: Path) -> None:
-    drive = driven(40_000)
+    drive = driven(20_000)
     data = drive.journal.bytes40()
     size = 8 * (64 << 10)
     recorder = DeviceRecorder(tmp_path, "cpu0", size)
