@@ -31,6 +31,7 @@ from taktd.ipc import _core
 __all__ = ["Executor", "main"]
 
 EXIT_FAILED: Final = 3  # a model could not be served; the supervisor has been told which and why
+DUTY_EVERY_NS: Final = 200_000  # how often the account of time awake is brought up to date
 CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its control socket this often
 CHORE_GAP_NS: Final = 1_000_000  # a step of a chore waits for a gap of this length
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
@@ -67,6 +68,7 @@ class Executor:
         self._switches = 0
         self._control_due_ns = 0
         self._chore_since_ns = 0
+        self._duty_due_ns = 0
         self._spin_until_ns = 0
 
     # ---- the real-time path ----
@@ -120,18 +122,23 @@ class Executor:
         except EngineFailure as failure:
             status = FAILED
             self.table.failed(lane, failure)
-        ended_ns = self._finish()
-        self._complete(job, status, ended_ns)
+        ended_ns = self.server.end()
+        if ended_ns <= job.deadline_ns and ended_ns - now_ns <= job.cost_ns:
+            # In time and within its cost: nothing to explain, so the answer goes out before the books are kept.
+            flags = EARLY if job.early else 0
+            self.server.complete(job.lane, job.slot, status, flags, self.path, NONE, 0, ended_ns, job.deadline_ns)
+            self.scheduler.finish(ended_ns)
+        else:
+            self._finish(ended_ns)
+            self._complete(job, status, ended_ns)
         if self.server.spins(job.lane):
             self._spin_until_ns = ended_ns + self.spin_ns
 
-    def _finish(self) -> int:
-        """Ends the running dispatch in the scheduler's books, and at what time."""
-        ended_ns = self.server.end()
+    def _finish(self, ended_ns: int) -> None:
+        """Ends the running dispatch in the scheduler's books; a thread that lost its core is the machine's doing."""
         switches = _core.switched_out()
         self.scheduler.finish(ended_ns, NEVER if switches != self._switches else 0)
         self._switches = switches
-        return ended_ns
 
     def _complete(self, job: Job, status: int, ended_ns: int) -> None:
         flags = (EARLY if job.early else 0) | (FLAG_OVERRUN if job.overrun else 0)
@@ -154,9 +161,7 @@ class Executor:
         status = OK
         lanes = [self.lanes[job.lane] for job in jobs]
         for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
-            self.server.begin(
-                job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns, more
-            )
+            self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns, more)
         try:
             if len(jobs) > 1:
                 self.table.batch(lanes[0].engine.spec.model, len(jobs)).run(
@@ -171,7 +176,8 @@ class Executor:
         except EngineFailure as failure:
             status = FAILED
             self.table.failed(lanes[0], failure)
-        ended_ns = self._finish()
+        ended_ns = self.server.end()
+        self._finish(ended_ns)
         for job in jobs:
             self._complete(job, status, ended_ns)
 
@@ -189,7 +195,11 @@ class Executor:
             if gap_ns >= CHORE_GAP_NS or now_ns - self._chore_since_ns >= CHORE_PATIENCE_NS:
                 self._chore()
                 return
-        yielding = self.duty.update(now_ns, self.server.slept_ns())
+        if now_ns >= self._duty_due_ns:
+            self._duty_due_ns = now_ns + DUTY_EVERY_NS
+            self.duty.update(now_ns, self.server.slept_ns())
+            self._switches = _core.switched_out()
+        yielding = self.duty.yielding
         spin_until_ns = 0 if yielding else self._spin_until_ns
         if predicted_ns and not yielding:
             awake_ns = predicted_ns - SPIN_LEAD_NS
@@ -201,9 +211,12 @@ class Executor:
             until_ns = now_ns + YIELD_NS
         elif yielding:
             until_ns = min(until_ns, now_ns + YIELD_NS)
+        if self.table.chores:
+            # No gap came up, and perhaps nobody submits any more: patience ends even so.
+            patience_ns = self._chore_since_ns + CHORE_PATIENCE_NS
+            until_ns = min(until_ns, patience_ns) if until_ns else patience_ns
         if self.server.wait(until_ns, spin_until_ns) & WOKE_CONTROL:
             self._control_due_ns = 0
-        self._switches = _core.switched_out()
 
     def _end(self) -> None:
         """Tells every client that its lane is over, and stops serving."""
