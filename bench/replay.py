@@ -25,6 +25,7 @@ from taktd.daemon.replay import replay
 from taktd.daemon.scheduler import Scheduler
 
 MS = 1_000_000
+SLOTS = 4  # as a lane has: so many jobs a client can have in flight
 
 
 def recorded(decisions: int, seed: int = 1) -> Recording:
@@ -48,6 +49,8 @@ def recorded(decisions: int, seed: int = 1) -> Recording:
             recorder.finish(now)
         elif draw.random() < 0.99:
             lane = draw.randrange(5)
+            if scheduler.accounts(lane).queued >= SLOTS:
+                continue
             sequence[lane] += 1
             deadline = now + draw.randint(MS, 9 * MS) if lane > 2 and draw.random() < 0.3 else 0
             scheduler.submit(lane, sequence[lane], 0, now, deadline, now)
