@@ -5,7 +5,9 @@
  *     pingpong spin|futex SECONDS CLIENT_CORE SERVER_CORE PRIORITY
  *
  * Measures for SECONDS and prints one line, nanoseconds: count p50 p90 p99 p99.9 max. A negative core or a priority of
- * 0 asks for nothing. `spin` polls the word on both sides; `futex` sleeps on it on both sides.
+ * 0 asks for nothing. `spin` polls the word on both sides (and needs two different cores); `futex` sleeps on it on both
+ * sides. The server takes its core before the client starts: with SCHED_FIFO a client that polls on the server's core
+ * would keep it from ever moving away. An alarm ends both whatever happens.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,6 +31,7 @@
 struct shared {
     _Alignas(64) uint32_t request;
     _Alignas(64) uint32_t reply;
+    _Alignas(64) uint32_t ready;
 };
 
 static uint64_t now_ns(void)
@@ -98,6 +101,11 @@ int main(int argc, char **argv)
         return 2;
     }
     block = !strcmp(argv[1], "futex");
+    if (!block && atol(argv[3]) == atol(argv[4])) {
+        fprintf(stderr, "spin needs two different cores\n");
+        return 2;
+    }
+    alarm((unsigned)atof(argv[2]) + 10);
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return 1;
@@ -106,12 +114,15 @@ int main(int argc, char **argv)
         return 1;
     if (!server) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm((unsigned)atof(argv[2]) + 10);
         take_rights(atol(argv[4]), atol(argv[5]) ? atol(argv[5]) + 10 : 0);
+        publish(&shared->ready, 1, 1);
         for (round = 0;; round++) {
             await(&shared->request, round, block);
             publish(&shared->reply, round + 1, block);
         }
     }
+    await(&shared->ready, 0, 1);
     take_rights(atol(argv[3]), atol(argv[5]));
     end = now_ns() + (uint64_t)(atof(argv[2]) * 1e9);
     for (round = 0; count < SAMPLES_MAX; round++) {

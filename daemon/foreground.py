@@ -5,6 +5,7 @@ Its configuration, sockets and state lie in a temporary folder; nothing of an in
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,7 +21,9 @@ import psutil
 
 from taktd.ipc import NotConnected, connect
 
-__all__ = ["Foreground", "StartFailed"]
+__all__ = ["Foreground", "StartFailed", "end_with_parent"]
+
+PR_SET_PDEATHSIG: Final = 1
 
 STOP_S: Final = 6.0
 """SIGTERM drains within 5 s; then it is killed."""
@@ -30,6 +33,11 @@ FOREIGN_VARIABLES: Final = frozenset(
     {"TAKTD_SOCKET", "NOTIFY_SOCKET", "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "LISTEN_FDS", "WATCHDOG_USEC"}
 )
 """They would tie this taktd to an installed one, or to the service that starts it."""
+
+
+def end_with_parent() -> None:
+    """For `Popen(preexec_fn=…)`: the child gets SIGTERM when this process ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class StartFailed(Exception):
@@ -86,6 +94,7 @@ class Foreground:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                preexec_fn=end_with_parent,
             )
         try:
             self._await_ready(begun + self._timeout_s)

@@ -15,7 +15,7 @@ from taktd.daemon.cli.endings import NO, NOTHING_THERE, UNUSABLE, die
 if TYPE_CHECKING:
     from taktd.daemon.benchmark import Outcome
     from taktd.daemon.direct import Direct
-    from taktd.ipc import Lane, Node
+    from taktd.ipc import Lane
 
 __all__ = ["bench"]
 
@@ -64,7 +64,7 @@ def bench(
             with node.attach(name, kind="loop" if loop else "model", wait=wait, timeout_us=ATTACH_TIMEOUT_US) as lane:
                 period_ns = 0 if closed else lane.period_ns if rate is None else round(1e9 / rate)
                 if with_direct:
-                    direct = _open_direct(node, lane, as_json)
+                    direct = _open_direct(lane, as_json)
                 for sentence in benchmark.take_core_and_priority(core, priority):
                     print(f"taktctl bench: refused: {sentence}", file=sys.stderr)
                 with _progress(name, seconds, quiet=as_json) as progress, benchmark.without_gc():
@@ -88,14 +88,18 @@ def _exit_code(error: Exception) -> int:
     return NOTHING_THERE if isinstance(error, NotConnected) else UNUSABLE if isinstance(error, NotFound) else NO
 
 
-def _open_direct(node: Node, lane: Lane, as_json: bool) -> Direct:
+def _open_direct(lane: Lane, as_json: bool) -> Direct:
     """The same file as the executor's, with the lane's shapes."""
+    from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
     from taktd.daemon.direct import open_direct
     from taktd.engines.errors import ModelRefused
 
-    path = next((item.get("path") for item in node.models() if item["name"] == lane.model), None)
+    try:
+        path = next((item["path"] for item in ask("models")["models"] if item["name"] == lane.model), None)
+    except (AnswerNo, NobodyThere) as error:
+        die(f"--direct needs to know the model's file: {error}", as_json=as_json)
     if path is None:
-        die(f"--direct needs the file of model {lane.model!r}, and this taktd does not tell where it is", as_json=as_json)
+        die(f"--direct needs the file of model {lane.model!r}, which this taktd does not tell", as_json=as_json)
     shapes = {name: dims for name, (_, dims) in {**lane.input_specs, **lane.output_specs}.items()}
     try:
         return open_direct(str(path), shapes)

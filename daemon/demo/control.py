@@ -26,8 +26,8 @@ from taktd.ipc import connect
 PERIOD_S: Final = 0.001
 FRAME_TICKS: Final = 40
 TRACE_TICKS: Final = 10
-DIRECT_TICKS: Final = 4
-"""The network is also run in this process every so many ticks, on the same observation."""
+DIRECT_TICKS: Final = 1
+"""The network is also run in this process every so many ticks, on the same observation, after the lane's answer."""
 UPRIGHT_RAD: Final = math.radians(12)
 FALLEN_RAD: Final = math.radians(60)
 STEADY_TICKS: Final = 500

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from taktd.daemon.benchmark import read_rights
 from taktd.daemon.demo import drawing
-from taktd.daemon.foreground import Foreground
+from taktd.daemon.foreground import Foreground, end_with_parent
 
 LOOP: Final = "balance"
 MODEL: Final = Path(__file__).resolve().with_name("pendulum.onnx")
@@ -81,7 +81,12 @@ def run_demo(seconds: float, console: Console, *, quiet: bool) -> dict[str, Any]
 def control_program(plan: dict[str, Any], daemon: Foreground) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "taktd.daemon.demo.control", json.dumps(plan)]
     process = subprocess.Popen(
-        command, env=dict(daemon.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        command,
+        env=dict(daemon.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=end_with_parent,
     )
     try:
         yield process

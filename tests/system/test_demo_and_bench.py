@@ -101,7 +101,6 @@ def test_bench_of_a_loop_in_a_closed_loop_counts_early_jobs(daemon: Foreground) 
         ([], 2, "--loop"),
         (["--loop", "balance", "--model", "pendulum"], 2, "--model"),
         (["--loop", "balance", "--closed", "--rate", "10"], 2, "--rate"),
-        (["--loop", "balance", "--wait", "never"], 2, "never"),
     ],
 )
 def test_bench_refuses_what_it_cannot_use(daemon: Foreground, words: list[str], code: int, says: str) -> None:
