@@ -24,6 +24,7 @@ from taktd.daemon.executor_lanes import LaneTable
 from taktd.daemon.executor_link import ExecutorLink, LinkClosed
 from taktd.daemon.executor_setup import freeze, prepare
 from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
+from taktd.daemon.record import Recorder
 from taktd.daemon.scheduler import Scheduler
 from taktd.engines.errors import EngineFailure, ModelRefused
 from taktd.ipc import _core
@@ -59,7 +60,10 @@ class Executor:
         self.table = table
         self.lanes = table.lanes
         self.scheduler = Scheduler(costs["max_dispatch_ns"], costs["share_ppm"])
-        table.schedule(self.scheduler, costs)
+        self.recorder = Recorder(server.record)
+        self.recorder.state(self.scheduler, _core.now())
+        server.keep_record(True)
+        table.schedule(self.scheduler, self.recorder, costs)
         self.path = STAND_IN if plan["role"] == "stand-in" else PRIMARY
         self.spin_ns: int = plan["spin_ns"]
         self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
@@ -97,10 +101,12 @@ class Executor:
             self.server.expect(lane, slot, job.latest_start_ns)
         elif flags == ENTRY_CANCEL:
             cancelled = self.scheduler.cancel(lane, sequence, now_ns)
+            self.recorder.cancel(lane, sequence, cancelled is not None, now_ns)
             if cancelled is not None:
                 self._answer(cancelled, CANCELLED, NO_PATH, NONE, 0, now_ns)
         elif flags == ENTRY_ANSWERED:
-            self.scheduler.expired_elsewhere(lane, sequence, now_ns)
+            expired = self.scheduler.expired_elsewhere(lane, sequence, now_ns)
+            self.recorder.expired_elsewhere(lane, sequence, expired is not None, now_ns)
             self.lanes[lane].shaped.discard(slot)
         elif flags == ENTRY_ENDED:
             self.table.ended(lane, deadline_ns, now_ns)
@@ -127,17 +133,24 @@ class Executor:
             # In time and within its cost: nothing to explain, so the answer goes out before the books are kept.
             flags = EARLY if job.early else 0
             self.server.complete(job.lane, job.slot, status, flags, self.path, NONE, 0, ended_ns, job.deadline_ns)
-            self.scheduler.finish(ended_ns)
+            self._note(jobs, now_ns, ended_ns, 0)
         else:
-            self._finish(ended_ns)
+            self._explain(jobs, now_ns, ended_ns)
             self._complete(job, status, ended_ns)
         if self.server.spins(job.lane):
             self._spin_until_ns = ended_ns + self.spin_ns
 
-    def _finish(self, ended_ns: int) -> None:
-        """Ends the running dispatch in the scheduler's books; a thread that lost its core is the machine's doing."""
+    def _note(self, jobs: tuple[Job, ...], started_ns: int, ended_ns: int, switched_out_ns: int) -> None:
+        """The books of a dispatch: scheduler and record. Nothing is recorded during a run, so this keeps the order."""
+        self.recorder.started(jobs, started_ns, self.duty.yielding)
+        self.scheduler.finish(ended_ns, switched_out_ns)
+        self.recorder.finish(ended_ns, switched_out_ns)
+
+    def _explain(self, jobs: tuple[Job, ...], started_ns: int, ended_ns: int) -> None:
+        """As ``_note``, for a dispatch that was late or too long: a thread that lost its core is the machine's
+        doing."""
         switches = _core.switched_out()
-        self.scheduler.finish(ended_ns, NEVER if switches != self._switches else 0)
+        self._note(jobs, started_ns, ended_ns, ended_ns - started_ns if switches != self._switches else 0)
         self._switches = switches
 
     def _complete(self, job: Job, status: int, ended_ns: int) -> None:
@@ -152,6 +165,7 @@ class Executor:
     def _give_up(self, expire: Expire, now_ns: int) -> None:
         """Answers a job that does not run: it can't make its deadline, or a newer input has taken its place."""
         assert expire.job is not None
+        self.recorder.expired(expire, now_ns, self.duty.yielding)
         self._answer(expire.job, expire.status, NO_PATH, expire.cause, expire.detail, now_ns)
 
     # ---- the rest: batches, shapes, waiting, upkeep ----
@@ -177,7 +191,7 @@ class Executor:
             status = FAILED
             self.table.failed(lanes[0], failure)
         ended_ns = self.server.end()
-        self._finish(ended_ns)
+        self._explain(jobs, now_ns, ended_ns)
         for job in jobs:
             self._complete(job, status, ended_ns)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from taktd.daemon.executor_link import ExecutorLink
 from taktd.daemon.executor_setup import Prepared
 from taktd.daemon.plan import queue_of, task_of
+from taktd.daemon.record import Recorder
 from taktd.daemon.scheduler import Scheduler
 from taktd.engines.engine import BatchRun, BoundRun, Tensor, WarmEngine
 from taktd.engines.errors import EngineFailure
@@ -94,7 +95,8 @@ class LaneTable:
         self.lanes: dict[int, ServedLane] = {}
         self.chores: deque[Chore] = deque()
         self._server = server
-        self._scheduler = Scheduler()
+        self._scheduler = Scheduler()  # until schedule() brings the real one: nothing is scheduled before
+        self._recorder = Recorder(server.record)
         self._costs: dict[str, Any] = {}
         self._link = link
         self._engines = prepared.engines
@@ -112,9 +114,10 @@ class LaneTable:
             for _ in self._bring_in(entry, memfd, wake_fd, recover=recover):
                 pass
 
-    def schedule(self, scheduler: Scheduler, costs: dict[str, Any]) -> None:
+    def schedule(self, scheduler: Scheduler, recorder: Recorder, costs: dict[str, Any]) -> None:
         """From now on lanes are scheduled, at the costs they were admitted for; loops without a cost were shed."""
         self._scheduler = scheduler
+        self._recorder = recorder
         self._costs = costs
         for lane in self.lanes:
             self._enlist(lane)
@@ -132,7 +135,9 @@ class LaneTable:
             case "lane.remove":
                 self.chores.append(self._removed(lane))
             case "lane.attached":
-                self._scheduler.reset(lane, _core.now())
+                now_ns = _core.now()
+                self._scheduler.reset(lane, now_ns)
+                self._recorder.reset(lane, now_ns)
             case other:
                 raise ValueError(f"unknown message {other!r} from the supervisor")
 
@@ -178,10 +183,14 @@ class LaneTable:
         if loop is None:
             model = self.lanes[lane].engine.spec.model
             order = list(self._models).index(model)
-            self._scheduler.add_queue(lane, queue_of(self._models[model], order, self._costs["queues"][model]))
+            queue = queue_of(self._models[model], order, self._costs["queues"][model])
+            self._scheduler.add_queue(lane, queue)
+            self._recorder.add(lane, queue, _core.now())
         elif loop["name"] in self._costs["tasks"]:
             order = list(self._loops).index(lane)
-            self._scheduler.add_loop(lane, task_of(loop, order, self._costs["tasks"][loop["name"]]))
+            task = task_of(loop, order, self._costs["tasks"][loop["name"]])
+            self._scheduler.add_loop(lane, task)
+            self._recorder.add(lane, task, _core.now())
 
     def _finish_predecessors_jobs(self, lane: int) -> None:
         """What the dead executor had taken can't be trusted to be unstarted or whole: it is answered ``lost``."""
@@ -194,12 +203,14 @@ class LaneTable:
         if self.lanes.pop(lane, None) is None:
             return 0
         self._scheduler.remove(lane)
+        self._recorder.remove(lane, _core.now())
         return self._server.remove(lane, None)
 
     def ended(self, lane: int, reason: int, now_ns: int) -> None:
         """The core has ended a lane whose client broke the protocol; the supervisor closes the connection."""
         if lane in self.lanes:
             self._scheduler.reset(lane, now_ns)
+            self._recorder.reset(lane, now_ns)
         self._link.send({"op": "lane.ended", "lane": lane, "reason": reason})
 
     # ---- while serving ----

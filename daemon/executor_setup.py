@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from taktd.daemon.dispatch_cost import dispatch_cost_ns
 from taktd.daemon.rights import Rights, take_rights
 from taktd.engines.engine import EngineSpec, WarmEngine
 from taktd.engines.inspect import specs_from_json
@@ -31,9 +32,15 @@ class Prepared:
     rights: Rights
     engines: dict[str, WarmEngine]
     measured: dict[str, dict[int, CostJson]]  # model → batch size → cost; only what was measured now
+    dispatch_ns: int
 
     def as_json(self) -> dict[str, Any]:
-        return {"rights": self.rights.as_json(), "measured": self.measured, "rss_bytes": _resident_bytes()}
+        return {
+            "rights": self.rights.as_json(),
+            "measured": self.measured,
+            "dispatch_ns": self.dispatch_ns,
+            "rss_bytes": _resident_bytes(),
+        }
 
 
 def _resident_bytes() -> int:
@@ -52,7 +59,8 @@ def prepare(plan: dict[str, Any]) -> Prepared:
         for model in plan["models"]
         if not model.get("measured")
     }
-    return Prepared(rights, engines, measured)
+    dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns()
+    return Prepared(rights, engines, measured, dispatch_ns)
 
 
 def freeze() -> None:

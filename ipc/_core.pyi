@@ -183,6 +183,9 @@ class Server:
     def expect(self, lane: int, slot: int, hopeless_ns: int) -> None:
         """A queued job that has not started by then can't make its deadline (0: never mind): for the watch."""
 
+    def keep_record(self, on: bool) -> None:
+        """From now on poll() writes each job that it hands out into the journal, as daemon/record.py describes them."""
+
     def watch(self, priority: int, cores: Sequence[int]) -> None:
         """Start the thread that answers hopeless jobs during long runs. priority 0: SCHED_OTHER; cores empty: as here."""
 

@@ -220,6 +220,17 @@ static PyObject *server_end(PyObject *self, PyObject *ignored)
 	return PyLong_FromUnsignedLongLong(ended_ns);
 }
 
+static PyObject *server_keep_record(PyObject *self, PyObject *value)
+{
+	struct takt_server *server = enter(self);
+	uint32_t on;
+
+	if (!server || takt_py_u32(value, &on) < 0)
+		return NULL;
+	server->recording = on;
+	Py_RETURN_NONE;
+}
+
 static PyObject *server_expect(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
 	struct takt_server *server = enter(self);
@@ -451,6 +462,7 @@ static PyMethodDef methods[] = {
 	FAST(begin),
 	FAST(expect),
 	{"end", server_end, METH_NOARGS, NULL},
+	{"keep_record", server_keep_record, METH_O, NULL},
 	{"watch", server_watch, METH_VARARGS, NULL},
 	FAST(complete),
 	FAST(slot_address),

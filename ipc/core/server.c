@@ -361,11 +361,34 @@ static uint32_t poll_lane(struct takt_server *server, struct takt_served *lane, 
 	return count;
 }
 
+/* What the scheduler is about to hear goes into the journal here, where it costs some nanoseconds. */
+static void record_submission(const struct takt_server *server, const struct takt_job *job, uint64_t now_ns)
+{
+	struct takt_record record = {.t_ns = now_ns, .kind = TAKT_RECORD_DEADLINE, .lane = (uint16_t)job->lane};
+
+	if ((job->flags & ~(uint32_t)TAKT_SUBMIT_SHAPES) != 0)
+		return;
+	if (job->deadline_ns != 0) {
+		record.a = job->deadline_ns;
+		takt_journal_write(server->journal, &record);
+	}
+	record.kind = TAKT_RECORD_SUBMIT;
+	record.aux = job->slot;
+	record.a = job->sequence;
+	record.b = job->release_ns;
+	takt_journal_write(server->journal, &record);
+}
+
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs)
 {
 	uint32_t count = takt_watch_collect(server, jobs);
 
-	return count != 0 ? count : takt_server_poll_rings(server, now_ns, jobs, TAKT_POLL_ENTRIES_MAX);
+	if (count == 0)
+		count = takt_server_poll_rings(server, now_ns, jobs, TAKT_POLL_ENTRIES_MAX);
+	if (server->recording)
+		for (uint32_t i = 0; i < count; i++)
+			record_submission(server, &jobs[i], now_ns);
+	return count;
 }
 
 uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs, uint32_t room)

@@ -117,6 +117,7 @@ struct takt_server {
 	uint32_t lane_count;
 	uint32_t active_count;
 	uint32_t muted_count;
+	uint32_t recording; /* poll writes what it hands out into the journal */
 	uint32_t pending_count; /* jobs taken and not completed, over all lanes */
 	struct takt_watch *watch; /* NULL: none */
 	uint32_t start;  /* round-robin start of the next poll */
@@ -134,6 +135,9 @@ struct takt_server {
 	uint64_t stats_bytes;
 	uint64_t journal_bytes;
 };
+
+/* Kinds of journal records that poll writes; the others are the executor's. */
+enum { TAKT_RECORD_SUBMIT = 1, TAKT_RECORD_DEADLINE = 2 };
 
 struct takt_job {
 	uint64_t sequence;
