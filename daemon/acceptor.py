@@ -15,7 +15,7 @@ from taktd.daemon.runtime_folder import listen
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_TURN: Final = 64
-PAUSE_S: Final = 0.2
+PAUSE_S: Final = 0.25
 
 
 class Acceptor:
@@ -71,15 +71,13 @@ class Acceptor:
         assert self._socket is not None
         if self._reserve >= 0:
             os.close(self._reserve)
+            self._reserve = -1
         try:
             sock, _ = self._socket.accept()
+            sock.setblocking(False)
             self._turned_away(sock, f"the daemon has no descriptors left ({error.strerror}): close some connections")
         except OSError:
             pass
-        try:
-            self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._reserve = -1
         # Without a pause this would spin for as long as clients knock.
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket.fileno())
@@ -87,6 +85,11 @@ class Acceptor:
 
     def _resume(self) -> None:
         self._pause = None
+        if self._reserve < 0:
+            try:
+                self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                pass  # the next one that is turned away makes room
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._readable)
 

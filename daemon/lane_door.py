@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,8 @@ from taktd.daemon.peers import Peer, peer_of
 MESSAGES_PER_TURN: Final = 16
 REQUESTS_WAITING_MAX: Final = 16
 HELLO_S_MAX: Final = 10.0
+FAREWELL_S_MAX: Final = 0.2
+FAREWELLS_MAX: Final = 32
 
 
 class Refused(Exception):
@@ -61,7 +64,7 @@ class Connection:
         self.closed = False
         self._greeted = False
         self._requests: deque[Request] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         loop.add_reader(sock.fileno(), self._readable)
         self._patience = loop.call_later(HELLO_S_MAX, self._silent)
@@ -108,8 +111,8 @@ class Connection:
             self._hello(request)
             return
         self._requests.append(request)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._serve())
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._serve())
 
     def _hello(self, request: Request) -> None:
         low, high, client = request.fields
@@ -137,7 +140,7 @@ class Connection:
                 except Refused as refused:
                     self.send(protocol.error(request.request_id, refused.code, str(refused)))
         finally:
-            self._task = None
+            self.task = None
 
     async def _answer(self, request: Request) -> None:
         if request.type is Type.ATTACH:
@@ -231,6 +234,7 @@ class LaneDoor:
     def __init__(self, path: Path, host: Host, inherited: socket.socket | None = None) -> None:
         self.path, self.host = path, host
         self.connections: set[Connection] = set()
+        self._farewells: set[_Farewell] = set()
         self._acceptor = Acceptor(path, socket.SOCK_SEQPACKET, self._accepted, self._turned_away, inherited)
 
     @property
@@ -238,7 +242,11 @@ class LaneDoor:
         return self._acceptor.serving
 
     def _turned_away(self, sock: socket.socket, text: str) -> None:
-        _farewell(sock, protocol.error(0, errno.EMFILE, text))
+        if len(self._farewells) >= FAREWELLS_MAX:
+            sock.close()
+            return
+        data = protocol.error(0, errno.EMFILE, text)
+        self._farewells.add(_Farewell(sock, data, self._farewells.discard))
 
     def _accepted(self, sock: socket.socket) -> None:
         try:
@@ -261,18 +269,43 @@ class LaneDoor:
         """No new clients; those there stay."""
         self._acceptor.close()
 
-    def close(self, why: str) -> None:
+    async def close(self, why: str) -> None:
+        """Tell every client that its lanes are over, and end all connections with everything they hold."""
         self._acceptor.close()
+        for farewell in list(self._farewells):
+            farewell.end()
+        tasks = [connection.task for connection in self.connections if connection.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self.connections):
             for lane in list(connection.lanes.values()):
                 connection.send(protocol.lane_ended(lane.id, why))
             connection.close(why)
 
 
-def _farewell(sock: socket.socket, data: bytes) -> None:
-    """A last message to somebody who is not let in."""
-    try:
-        sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError:
-        pass
-    sock.close()
+class _Farewell:
+    """Somebody who is not let in, and is told why as the answer to what he says first.
+
+    A socket closed with his greeting unread would give him a reset instead of the reason.
+    """
+
+    def __init__(self, sock: socket.socket, data: bytes, gone: Callable[[_Farewell], None]) -> None:
+        self._socket, self._data, self._gone = sock, data, gone
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sock.fileno(), self.end)
+        self._patience = loop.call_later(FAREWELL_S_MAX, self.end)
+
+    def end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._patience.cancel()
+        try:
+            self._socket.recv(protocol.MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT)
+        except OSError:
+            pass
+        try:
+            self._socket.send(self._data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            pass
+        self._socket.close()
+        self._gone(self)

@@ -28,8 +28,8 @@ from taktd.daemon.logbook import log
 from taktd.engines.tensors import DTYPE_BY_NUMBER, size_bytes
 from taktd.ipc import _core
 
-# Longer than any job that admission lets run, shorter than a person's patience.
-CLEARING_S_MAX: Final = 10.0
+# Longer than most jobs, shorter than a client's patience: it is told to try again, and does so by itself.
+CLEARING_S_MAX: Final = 3.0
 OPENING_S_MAX: Final = 10.0
 MODEL_LANES_KEPT_MAX: Final = 56  # over a restart; with 64 loops 243 descriptors, of 253 that one message can carry
 PAGE_BYTES: Final = 4096

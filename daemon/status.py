@@ -62,13 +62,14 @@ class StatusBook:
         result: dict[str, Any] = {
             "name": name, "model": loop.model, "device": loop.device, "period_ns": loop.period_ns,
             "deadline_ns": loop.deadline_ns, "jitter_ns": loop.jitter_ns, "criticality": loop.criticality,
-            "on_late": loop.on_late, "trigger": loop.trigger, "attached": False, "client": None, "served": False,
-            "not_served": None, "cost_ns": None, "margin_ns": None, "statistics": None,
+            "on_late": loop.on_late, "trigger": loop.trigger, "attached": False, "lane": None, "client": None,
+            "served": False, "not_served": None, "cost_ns": None, "margin_ns": None, "statistics": None,
         }  # fmt: skip
         if device is None:
             return result
         lane = device.lanes.loops[name]
         result["attached"] = lane.state is LaneState.ATTACHED
+        result["lane"] = lane.state.value
         if lane.owner is not None and lane.state is LaneState.ATTACHED:
             result["client"] = {"name": lane.owner.client, "uid": lane.owner.peer.uid, "pid": lane.owner.peer.pid}
         result["statistics"] = statistics.read(device.lanes.stats_fd, lane.stats_block)

@@ -165,6 +165,8 @@ class Running:
         return json.loads(self.taktctl(*arguments, "--json").stdout)
 
     def descriptors(self) -> int:
+        """Of the supervisor, once no lane is between two clients any more."""
+        eventually(lambda: all(loop["lane"] != "clearing" for loop in self.ask("loops")["loops"]))
         return psutil.Process(self.process.pid).num_fds()
 
     def memory_bytes(self) -> int:
