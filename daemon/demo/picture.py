@@ -47,11 +47,11 @@ def save_picture(end: dict[str, Any], path: Path) -> None:
     lower.axvline(1000, color="#b03a2e", lw=1, ls="--")
     lower.annotate("deadline 1 ms", (1000, 0.94), xycoords=("data", "axes fraction"), xytext=(-6, 0),
                    textcoords="offset points", ha="right", color="#b03a2e")  # fmt: skip
-    lower.set(xscale="log", xlim=(max(1.0, edges[0], used[0] / 4), max(2000.0, used[-1] * 1.3)))
+    lower.set(xscale="log", xlim=(max(1.0, edges[0], used[0] / 10), max(2000.0, used[-1] * 1.3)))
     lower.set(xlabel="from observation to action (µs)", ylabel="share of ticks (%)")
-    lower.legend(loc=(0.59, 0.72), frameon=False)
+    lower.legend(loc="upper left", frameon=False)
     text = f"{result['ticks']} ticks, {result['late']} late\np50 {_us(result['p50_us'])}, p99 {_us(result['p99_us'])}"
-    lower.annotate(text, (0.6, 0.6), xycoords="axes fraction", ha="left", color="0.25")
+    lower.annotate(text, (0.02, 0.55), xycoords="axes fraction", ha="left", color="0.25")
     figure.savefig(path)
 
 
