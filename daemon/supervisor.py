@@ -349,7 +349,7 @@ class Supervisor:
                     device.process.kill()
                 await asyncio.wait(late, timeout=KILL_S_MAX)
         if self.lane_door is not None:
-            self.lane_door.close("taktd stops")
+            await self.lane_door.close("taktd stops")
         if self.control_door is not None:
             await self.control_door.close()
         if self.recorder is not None:
