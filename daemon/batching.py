@@ -13,19 +13,22 @@ from collections.abc import Sequence
 
 from taktd.daemon.job import NEVER, Job
 
+Dated = tuple[int, int, int, Job]
+"""(deadline, sequence, lane, job): sorts by deadline, and two jobs are never compared."""
+
 
 def batch_size(
     now_ns: int,
     candidates: Sequence[Job],
-    dated: list[tuple[int, int, int, Job]],
+    dated: list[Dated],
     cost_ns: Sequence[int],
     preferred: Sequence[int],
     limit_ns: int,
 ) -> int:
     """How many of `candidates` (the first is certain) go together, starting at now_ns.
 
-    candidates: jobs of one model in the order in which they would join; dated: (deadline, lane, sequence, job) of every
-    queued best-effort job that has a deadline, candidates too, in any order; cost_ns[n - 1]: cost of a batch of n;
+    candidates: jobs of one model in the order in which they would join; dated: every queued
+    best-effort job that has a deadline, candidates too, in any order; cost_ns[n - 1]: cost of a batch of n;
     limit_ns: longest dispatch that may start now. The largest preferred size that can be had, else the largest size;
     where that breaks a deadline, half of it and so on.
     """
@@ -62,9 +65,7 @@ def _sizes(most: int, preferred: Sequence[int]) -> list[int]:
     return sizes
 
 
-def _keeps(
-    now_ns: int, first: Job, batch: Sequence[Job], batch_cost_ns: int, dated: Sequence[tuple[int, int, int, Job]]
-) -> bool:
+def _keeps(now_ns: int, first: Job, batch: Sequence[Job], batch_cost_ns: int, dated: Sequence[Dated]) -> bool:
     """Whether everybody makes it who would if `first` went alone and all others followed, one by one, by deadline.
 
     Jobs without a deadline come after all others then and need no look; who can't make it takes no time."""

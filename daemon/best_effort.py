@@ -11,10 +11,10 @@ What it is not: it doesn't know loops. scheduler.py says when something may star
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from typing import Literal
 
-from taktd.daemon.batching import batch_size
+from taktd.daemon.batching import Dated, batch_size
 from taktd.daemon.job import NEVER, Job, Queue
 
 LEAD_NS = 10_000_000
@@ -51,7 +51,7 @@ class BestEffortLane:
         self.is_loop: Literal[False] = False
         self.deadline_ns = NEVER  # none of its own: see cause.py
         self.period_ns = 0
-        self.jobs: list[tuple[int, int, Job]] = []  # (deadline or NEVER, sequence, job), sorted
+        self.jobs: list[Dated] = []  # sorted; NEVER where a job has no deadline
         self.virtual_ns = 0
         self.submitted = self.completed = self.expired = self.cancelled = self.dropped = 0
 
@@ -84,11 +84,11 @@ class BestEffort:
             self.backlog.append(entry)
             if entry.virtual_ns < self._served_ns:
                 entry.virtual_ns = self._served_ns
-        insort(entry.jobs, (job.deadline_ns or NEVER, job.sequence, job))
+        insort(entry.jobs, (job.deadline_ns or NEVER, job.sequence, job.lane, job))
 
     def discard(self, entry: BestEffortLane, job: Job) -> None:
         """Takes a queued job out."""
-        for index, (_, sequence, _) in enumerate(entry.jobs):
+        for index, (_, sequence, _, _) in enumerate(entry.jobs):
             if sequence == job.sequence:
                 del entry.jobs[index]
                 break
@@ -100,13 +100,17 @@ class BestEffort:
         self.hold_until_ns = 0
         least_ns = NEVER
         for entry in self.backlog:
-            if entry.cost_ns <= limit_ns and entry.virtual_ns < least_ns and not self._held(now_ns, entry):
+            if (
+                entry.virtual_ns < least_ns
+                and entry.cost_ns <= limit_ns
+                and not (entry.queue.max_delay_ns and self._held(now_ns, entry))
+            ):
                 least_ns = entry.virtual_ns
         if least_ns == NEVER:
             return ()
         first = self._first(now_ns, limit_ns, least_ns + LEAD_NS)
-        jobs: tuple[Job, ...] = (first.jobs[0][2],)
-        if len(first.queue.cost_ns) > 1:
+        jobs: tuple[Job, ...] = (first.jobs[0][3],)
+        if len(first.queue.cost_ns) > 1 and first.queue.cost_ns[1] <= limit_ns:
             jobs = self._batch(now_ns, first, limit_ns)
         self._take(jobs, first.queue.cost_ns[len(jobs) - 1])
         return jobs
@@ -116,18 +120,20 @@ class BestEffort:
         first: BestEffortLane | None = None
         best: tuple[int, int, int, int] = (NEVER, NEVER, 0, 0)
         for entry in self.backlog:
-            if entry.virtual_ns <= eligible_ns and entry.cost_ns <= limit_ns and entry.jobs[0][0] <= best[0]:
-                key = (entry.jobs[0][0], entry.virtual_ns, entry.queue.order, entry.lane)
-                if key < best and not self._held(now_ns, entry):
-                    first, best = entry, key
+            deadline_ns, virtual_ns = entry.jobs[0][0], entry.virtual_ns
+            if deadline_ns > best[0] or virtual_ns > eligible_ns or entry.cost_ns > limit_ns:
+                continue
+            if entry.queue.max_delay_ns and self._held(now_ns, entry):
+                continue
+            key = (deadline_ns, virtual_ns, entry.queue.order, entry.lane)
+            if key < best:
+                first, best = entry, key
         assert first is not None
         return first
 
     def _held(self, now_ns: int, entry: BestEffortLane) -> bool:
         """Whether this lane's model still waits for company. A job with a deadline never waits: it could cost it."""
         queue = entry.queue
-        if not queue.max_delay_ns:
-            return False
         count = 0
         oldest_ns = NEVER
         for other in self.backlog:
@@ -135,7 +141,7 @@ class BestEffort:
                 if other.jobs[0][0] != NEVER:
                     return False
                 count += len(other.jobs)
-                oldest_ns = min(oldest_ns, other.jobs[0][2].release_ns)
+                oldest_ns = min(oldest_ns, other.jobs[0][3].release_ns)
         until_ns = oldest_ns + queue.max_delay_ns
         if count >= (max(queue.preferred) if queue.preferred else len(queue.cost_ns)) or until_ns <= now_ns:
             return False
@@ -146,23 +152,33 @@ class BestEffort:
     def _batch(self, now_ns: int, first: BestEffortLane, limit_ns: int) -> tuple[Job, ...]:
         """The first lane's first job and those that may join it: by deadline, then in turn, least served first."""
         queue = first.queue
-        seed = first.jobs[0][2]
+        seed = first.jobs[0][3]
         most = len(queue.cost_ns)
+        while queue.cost_ns[most - 1] > limit_ns and most > 1:
+            most -= 1
         ranked: list[tuple[int, int, int, int, Job]] = []
-        dated: list[tuple[int, int, int, Job]] = []
+        all_done_ns, earliest_ns = now_ns + queue.cost_ns[most - 1], NEVER
         for entry in self.backlog:
-            lane, virtual_ns = entry.lane, entry.virtual_ns
+            queued = entry.jobs
+            all_done_ns += len(queued) * entry.cost_ns
+            if queued[0][0] < earliest_ns:
+                earliest_ns = queued[0][0]
             if entry.queue.name == queue.name:
-                for turn, (deadline_ns, _, job) in enumerate(entry.jobs[:most]):
+                for turn, (deadline_ns, _, lane, job) in enumerate(queued[:most]):
                     if job is not seed:
-                        ranked.append((deadline_ns, turn, virtual_ns, lane, job))
-            for deadline_ns, sequence, job in entry.jobs:
-                if deadline_ns == NEVER:
-                    break  # sorted: the rest has none either
-                dated.append((deadline_ns, lane, sequence, job))
+                        ranked.append((deadline_ns, turn, entry.virtual_ns, lane, job))
+        # Where all that is queued is done before the earliest deadline, no deadline needs a look.
+        dated = self._dated() if all_done_ns > earliest_ns else []
         ranked.sort()  # no two jobs of a lane have one turn: jobs are never compared
         candidates = [seed, *(item[4] for item in ranked[: most - 1])]
         return tuple(candidates[: batch_size(now_ns, candidates, dated, queue.cost_ns, queue.preferred, limit_ns)])
+
+    def _dated(self) -> list[Dated]:
+        """All queued jobs that have a deadline."""
+        dated: list[Dated] = []
+        for entry in self.backlog:
+            dated += entry.jobs[: bisect_left(entry.jobs, (NEVER,))]
+        return dated
 
     def _take(self, jobs: tuple[Job, ...], cost_ns: int) -> None:
         share_ns = cost_ns // len(jobs)
@@ -170,7 +186,7 @@ class BestEffort:
             entry: BestEffortLane = job.source
             self._served_ns = max(self._served_ns, entry.virtual_ns)
             entry.virtual_ns += share_ns
-            if entry.jobs[0][2] is job:
+            if entry.jobs[0][3] is job:
                 del entry.jobs[0]
                 if not entry.jobs:
                     self.backlog.remove(entry)

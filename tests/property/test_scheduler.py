@@ -134,7 +134,7 @@ def kept_unbatched(first: Job, others: list[Job]) -> list[Job]:
     """Those that keep their deadline if `first` starts and the others follow one by one, by deadline."""
     end_ns = START_NS + first.cost_ns
     kept = [first] if end_ns <= first.deadline_ns else []
-    for job in sorted(others, key=lambda job: (job.deadline_ns or NEVER, job.lane, job.sequence)):
+    for job in sorted(others, key=lambda job: (job.deadline_ns or NEVER, job.sequence, job.lane)):
         if not job.deadline_ns or end_ns + job.cost_ns <= job.deadline_ns:  # else it is given up and takes no time
             end_ns += job.cost_ns
             kept += [job] if job.deadline_ns else []
@@ -157,12 +157,12 @@ deadlines = st.lists(st.one_of(st.just(0), st.integers(1, 80)), min_size=1, max_
 def test_a_batch_breaks_no_deadline_that_unbatched_edf_keeps(costs, mine, theirs, other_cost, preferred):
     candidates = [queued_job(n, deadline and START_NS + deadline, costs[0]) for n, deadline in enumerate(mine)]
     others = [queued_job(n, START_NS + deadline, other_cost, 1) for n, deadline in enumerate(theirs) if deadline]
-    dated = [(job.deadline_ns, job.lane, job.sequence, job) for job in [*candidates, *others] if job.deadline_ns]
+    dated = [(job.deadline_ns, job.sequence, job.lane, job) for job in [*candidates, *others] if job.deadline_ns]
     size = batch_size(START_NS, candidates, dated, costs, tuple(preferred), NEVER)
     kept = kept_unbatched(candidates[0], [*candidates[1:], *others])
     end_ns = START_NS + costs[size - 1]
     made = {id(job) for job in candidates[:size] if end_ns <= job.deadline_ns}
-    for job in sorted([*candidates[size:], *others], key=lambda j: (j.deadline_ns or NEVER, j.lane, j.sequence)):
+    for job in sorted([*candidates[size:], *others], key=lambda j: (j.deadline_ns or NEVER, j.sequence, j.lane)):
         if not job.deadline_ns or end_ns + job.cost_ns <= job.deadline_ns:
             end_ns += job.cost_ns
             made.add(id(job))
