@@ -15,7 +15,7 @@ PYTHONS := python3.11 python3.10
 export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONPATH PYTHONHOME
 
-CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h)
+CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
 .PHONY: help demo test test-slow lint bench sanitize fuzz deb constraints clean
@@ -58,7 +58,7 @@ deb:
 	@packaging/build $(ARGS)
 
 clean:
-	rm -rf $(VENV) build ipc/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build ipc/_core*.so drivers/_cuda*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@$(MAKE) --no-print-directory -C ipc/core clean
 
 # 1. The environment: the first Python ≥ 3.10 on PATH that can make one.

@@ -1,4 +1,4 @@
-"""Builds the one C extension; everything else about the package is in pyproject.toml."""
+"""Builds the two C extensions; everything else about the package is in pyproject.toml."""
 
 from glob import glob
 
@@ -13,4 +13,13 @@ core = Extension(
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
     py_limited_api=True,
 )
-setup(ext_modules=[core], options={"bdist_wheel": {"py_limited_api": "cp310"}})
+cuda = Extension(
+    "taktd.drivers._cuda",
+    sources=["drivers/_cuda.c"],
+    depends=["drivers/cuda_api.h"],
+    define_macros=[("_GNU_SOURCE", None)],
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    libraries=["dl"],  # a library of its own before glibc 2.34
+    py_limited_api=True,
+)
+setup(ext_modules=[core, cuda], options={"bdist_wheel": {"py_limited_api": "cp310"}})

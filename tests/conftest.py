@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.cuda.simulated import Simulated
 from tests.running import Running
 
 # Before anything imports ONNX Runtime, here as in the daemon.
@@ -34,3 +35,13 @@ def taktd(tmp_path: Path) -> Iterator[Start]:
     yield start
     for running in reversed(started):
         running.close()
+
+
+@pytest.fixture
+def fake_cuda() -> Iterator[Simulated]:
+    """The simulated CUDA driver as this process's libcuda.so.1, healthy and with its defaults before and after."""
+    simulated = Simulated()
+    simulated.reset()
+    yield simulated
+    simulated.heal()
+    simulated.reset()

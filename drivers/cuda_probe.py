@@ -1,0 +1,117 @@
+"""``python -m taktd.drivers.cuda_probe``: which CUDA devices work, found out in a process that may die.
+
+A driver that doesn't fit its kernel module, or a card that fell off the bus, can crash or hang whoever touches it. The
+child opens each device, allocates, copies, and prints one JSON object; ``probe`` runs it and judges its end.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from taktd.drivers.cuda import CudaDevice, load_driver, translated
+from taktd.drivers.cuda_memory import DirectMemory
+from taktd.drivers.fault import DeviceFault, FaultKind
+
+__all__ = ["CudaInfo", "probe"]
+
+TIMEOUT_S: Final = 30.0  # the first context on a machine without nvidia-persistenced takes seconds
+COPY_NS: Final = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CudaInfo:
+    """One device, and what its check found (empty: it works)."""
+
+    index: int
+    name: str
+    uuid: str
+    pci: str
+    memory_bytes: int
+    compute: tuple[int, int]
+    integrated: bool
+    fault: str
+
+
+def probe(timeout_s: float = TIMEOUT_S) -> list[CudaInfo]:
+    """All devices. Raises ``DeviceFault``: no driver, no device, or a driver that takes its process down."""
+    command = [sys.executable, "-m", "taktd.drivers.cuda_probe"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise DeviceFault(
+            FaultKind.DEVICE_LOST,
+            f"the CUDA driver did not answer within {timeout_s:g} s",
+            hint="See the kernel's log; `nvidia-smi` probably hangs too.",
+        ) from late
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise DeviceFault(
+            FaultKind.DRIVER_MISMATCH,
+            f"the CUDA driver crashed the process that looked at it ({name})",
+            hint="Was the driver upgraded? Reboot, or load the kernel module that belongs to it.",
+        )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError as error:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise DeviceFault(FaultKind.INVALID_USE, f"the CUDA probe failed: {lines[-1]}", hint="") from error
+    if "error" in answer:
+        told = answer["error"]
+        raise DeviceFault(FaultKind(told["kind"]), told["what"], hint=told["hint"], code=told["code"])
+    return [CudaInfo(**{**device, "compute": tuple(device["compute"])}) for device in answer["devices"]]
+
+
+def _check(index: int) -> str:
+    """Empty, or what is wrong with the device."""
+    try:
+        device = CudaDevice(index, lambda _: DirectMemory())
+        block, stream = device.allocate(4096), device.stream()
+        stream.fill(block.address, 0, block.size)
+        stream.synchronize(COPY_NS)
+        stream.close()
+        block.close()
+        device.close()
+    except DeviceFault as fault:
+        return str(fault)
+    return ""
+
+
+def _look() -> dict[str, Any]:
+    from taktd.drivers import _cuda
+
+    load_driver()
+    devices = []
+    for index in range(_cuda.device_count()):
+        with translated():
+            info = _cuda.device_info(index)
+        found = CudaInfo(
+            index,
+            info["name"],
+            info["uuid"],
+            info["pci"],
+            info["memory_bytes"],
+            (info["compute_major"], info["compute_minor"]),
+            bool(info["integrated"]),
+            _check(index),
+        )
+        devices.append(asdict(found))
+    return {"devices": devices}
+
+
+def main() -> int:
+    try:
+        print(json.dumps(_look()))
+    except DeviceFault as fault:
+        what = str(fault).removesuffix(f". {fault.hint}")
+        print(json.dumps({"error": {"kind": fault.kind.value, "what": what, "hint": fault.hint, "code": fault.code}}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Which device a configuration means: by UUID, PCI address or index.
+
+A UUID stays with the card; an index may be another card's after a reboot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from taktd.drivers.cuda_probe import CudaInfo
+from taktd.drivers.fault import DeviceFault, FaultKind
+
+__all__ = ["select", "select_all"]
+
+_PCI = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$", re.IGNORECASE)
+
+
+def _listed(devices: Sequence[CudaInfo]) -> str:
+    return "; ".join(f"{d.index}: {d.uuid} ({d.name}, PCI {d.pci})" for d in devices) or "none"
+
+
+def _pci(text: str) -> tuple[int, int, int, int] | None:
+    found = _PCI.match(text)
+    if not found:
+        return None
+    domain, bus, slot, function = found.groups()
+    return int(domain or "0", 16), int(bus, 16), int(slot, 16), int(function)
+
+
+def _matches(device: CudaInfo, wanted: str) -> bool:
+    if wanted.isdigit():
+        return device.index == int(wanted)
+    if _PCI.match(wanted):
+        return _pci(device.pci) == _pci(wanted)
+    plain, of_device = (text.lower().removeprefix("gpu-").replace("-", "") for text in (wanted, device.uuid))
+    return len(plain) >= 8 and of_device.startswith(plain)
+
+
+def select(devices: Sequence[CudaInfo], wanted: str) -> CudaInfo:
+    """The device that ``wanted`` names: "GPU-…" (or at least 8 digits of it), "0000:01:00.0", or "0".
+
+    Raises ``DeviceFault`` NO_DEVICE, listing what there is.
+    """
+    found = [d for d in devices if _matches(d, wanted)]
+    if len(found) == 1:
+        return found[0]
+    raise DeviceFault(
+        FaultKind.NO_DEVICE,
+        f"{'no' if not found else 'more than one'} CUDA device is {wanted!r}; there are {_listed(devices)}",
+        hint="Name it by its UUID: an index can change at a reboot.",
+    )
+
+
+def select_all(devices: Sequence[CudaInfo], wanted: Mapping[str, str]) -> dict[str, CudaInfo]:
+    """``{name in the configuration: device}``. Raises ``DeviceFault`` also if two names mean one device."""
+    chosen: dict[str, CudaInfo] = {}
+    for name, selector in wanted.items():
+        device = select(devices, selector)
+        twin = next((other for other, taken in chosen.items() if taken.uuid == device.uuid), None)
+        if twin is not None:
+            raise DeviceFault(
+                FaultKind.INVALID_USE,
+                f"devices {twin!r} and {name!r} are the same GPU {device.uuid} ({device.name})",
+                hint="One GPU has one executor: remove one of them and move its loops to the other.",
+            )
+        chosen[name] = device
+    return chosen
