@@ -38,7 +38,7 @@ class Explored:
 Cell = tuple[int, int]
 
 
-def explore(loops: Sequence[Loop], dispatch: int = 0, states_max: int = 400_000) -> Explored | None:
+def explore(loops: Sequence[Loop], dispatch: int = 0, states_max: int = 150_000) -> Explored | None:
     """All sporadic release patterns, release jitters and best-effort starts of integer times; None if they are too
     many.
 
@@ -118,20 +118,22 @@ def _tick(
 
 def random_loops(draw: random.Random, count_max: int = 3, period_max: int = 9) -> list[Loop]:
     loops = []
-    for index in range(draw.randint(1, count_max)):
-        period = draw.randint(2, period_max)
-        deadline = period if draw.random() < 0.35 else draw.randint(1, period)
+    count = draw.randint(1, count_max)
+    gentle = draw.random() < 0.6  # without it hardly a set of three loops would be admitted
+    for index in range(count):
+        period = draw.randint(4 if gentle else 2, period_max)
+        deadline = period if draw.random() < 0.35 else draw.randint(period * 3 // 4 if gentle else 1, period)
         jitter = draw.randint(0, min(3, deadline - 1)) if draw.random() < 0.4 else 0
-        cost = draw.randint(1, max(1, min(period // 2 + 1, deadline)))
+        cost = draw.randint(1, max(1, min(period // count if gentle else period // 2 + 1, deadline)))
         loops.append(Loop(f"loop{index}", period, deadline, jitter, cost, draw.choice((1, 1, 0)), index))
     return loops
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.integers(0, 2**40))
 def test_the_verdict_is_that_of_every_release_pattern(seed: int) -> None:
     draw = random.Random(seed)
-    loops = random_loops(draw)
+    loops = random_loops(draw, count_max=4)
     dispatch = draw.choice((0, 0, 1, 2, 4))
     explored = explore(loops, dispatch)
     if explored is None:
