@@ -41,7 +41,7 @@ SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twic
 DONE: Final = object()
 YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its core
 
-OK, FAILED, CANCELLED, DETACHED = 0, 4, 6, 7
+OK, EXPIRED, FAILED, CANCELLED, DETACHED = 0, 1, 4, 6, 7
 FLAG_OVERRUN, EARLY = 2, 8
 ENTRY_CANCEL, ENTRY_ANSWERED, ENTRY_ENDED = 2, 0x4000, 0x8000
 NO_PATH, PRIMARY, STAND_IN, HOLD = 0, 1, 2, 3
@@ -137,6 +137,8 @@ class Executor:
         else:
             self._explain(jobs, now_ns, ended_ns)
             self._complete(job, status, ended_ns)
+        if status == OK:
+            lane.last_slot = job.slot
         if self.server.spins(job.lane):
             self._spin_until_ns = ended_ns + self.spin_ns
 
@@ -164,9 +166,14 @@ class Executor:
 
     def _give_up(self, expire: Expire, now_ns: int) -> None:
         """Answers a job that does not run: it can't make its deadline, or a newer input has taken its place."""
-        assert expire.job is not None
+        job = expire.job
+        assert job is not None
         self.recorder.expired(expire, now_ns, self.duty.yielding)
-        self._answer(expire.job, expire.status, NO_PATH, expire.cause, expire.detail, now_ns)
+        status, path = expire.status, NO_PATH
+        if status == OK:  # a stale input, and the loop holds the last answer meanwhile
+            held = self.lanes[job.lane].hold(job.slot)
+            status, path = (OK, HOLD) if held else (EXPIRED, NO_PATH)
+        self._answer(job, status, path, expire.cause, expire.detail, now_ns)
 
     # ---- the rest: batches, shapes, waiting, upkeep ----
 

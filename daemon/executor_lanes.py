@@ -9,6 +9,7 @@ runs.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
@@ -38,7 +39,10 @@ class ServedLane:
     ``shaped`` holds the slots whose job carries shapes of its own.
     """
 
-    __slots__ = ("area", "engine", "failures", "input_dims", "lane", "name", "output_dims", "runs", "server", "shaped")
+    __slots__ = (
+        "area", "engine", "failures", "input_dims", "lane", "last_slot", "name", "output_bytes", "output_dims", "runs",
+        "server", "shaped",
+    )  # fmt: skip
 
     def __init__(
         self, server: _core.Server, lane: int, name: str, layout: dict[str, Any], engine: WarmEngine, area: int
@@ -53,6 +57,8 @@ class ServedLane:
         self.runs: list[BoundRun] = []
         self.shaped: set[int] = set()
         self.failures = 0
+        self.output_bytes: list[int] = [t["bytes"] for t in layout["outputs"]]
+        self.last_slot = -1  # whose outputs are the lane's last answer; -1: there is none yet
 
     def inputs_of(self, slot: int) -> list[int]:
         """Addresses of the input tensors of ``slot``."""
@@ -63,6 +69,20 @@ class ServedLane:
         first = len(self.input_dims)
         count = len(self.output_dims)
         return [self.server.slot_address(self.lane, slot, first + index, self.area) for index in range(count)]
+
+    def hold(self, slot: int) -> bool:
+        """Copies the last answer into the outputs of ``slot``; False if there is none.
+
+        It lies in a slot that is the client's again: whoever changed it there gets the change back.
+        """
+        if self.last_slot < 0:
+            return False
+        for to, source, size in zip(
+            self.outputs_of(slot), self.outputs_of(self.last_slot), self.output_bytes, strict=True
+        ):
+            ctypes.memmove(to, source, size)
+        self.last_slot = slot
+        return True
 
     def bind(self, slot: int) -> BoundRun:
         return self.engine.bind(

@@ -150,6 +150,7 @@ _Static_assert(offsetof(struct takt_cursors, daemon_sleeping) == 384, "cursors")
 _Static_assert(offsetof(struct takt_cursors, lane_state) == 388, "cursors");
 _Static_assert(offsetof(struct takt_cursors, detach_reason) == 392, "cursors");
 
+enum takt_trigger { TAKT_TRIGGER_CLIENT = 0, TAKT_TRIGGER_CLOCK = 1 };
 enum takt_client_waiting { TAKT_WAITING_NO = 0, TAKT_WAITING_FUTEX = 1, TAKT_WAITING_BYTE = 2 };
 enum takt_lane_state { TAKT_LANE_OPEN = 0, TAKT_LANE_DETACHED = 1 };
 /* Why a lane ended; the first four mean that the client broke the protocol. */

@@ -238,6 +238,9 @@ static uint64_t release_of(const struct takt_server *server, const struct takt_s
 {
 	uint64_t empty_ns = lane->empty_ns;
 
+	/* A clock decides when such a job runs; its stamp is the age of its input, which only its client can know. */
+	if (lane->layout.trigger == TAKT_TRIGGER_CLOCK)
+		return submitted_ns > now_ns ? now_ns : submitted_ns;
 	if (server->all_empty_ns > empty_ns && server->all_empty_ns >= lane->active_since_ns)
 		empty_ns = server->all_empty_ns;
 	if (submitted_ns < empty_ns)
