@@ -152,7 +152,7 @@ class Scheduler:
         if source.is_loop:
             jobs = self._arrivals.clear(source)
         else:
-            jobs = [job for _, _, job in source.jobs]
+            jobs = [entry[3] for entry in source.jobs]
             for job in jobs:
                 self._expiries.discard(job)
                 self._best_effort.discard(source, job)
@@ -409,7 +409,7 @@ class Scheduler:
 
     def _take_out(self, lane: int, sequence: int, now_ns: int) -> Job | None:
         source = self._sources[lane]
-        waiting = source.waiting() if source.is_loop else (entry[2] for entry in source.jobs)
+        waiting = source.waiting() if source.is_loop else (entry[3] for entry in source.jobs)
         for job in waiting:
             if job.sequence == sequence:
                 self._leave(job, now_ns)
