@@ -161,7 +161,8 @@ class DeviceLanes:
         for name in self.model_settings:
             self.stats_blocks["model", name] = len(self.stats_blocks)
         self.ledger_fd = _core.create_ledger(self.lane_count)
-        self.stats_fd = _core.create_stats(len(self.stats_blocks))
+        # A device that nothing uses yet has no block; the page has at least one.
+        self.stats_fd = _core.create_stats(max(1, len(self.stats_blocks)))
         self.journal_fd = _core.create_journal(JOURNAL_RECORDS)
         self.loops: dict[str, Lane] = {}
         self.lanes: dict[int, Lane] = {}
