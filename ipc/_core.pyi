@@ -187,7 +187,7 @@ class Server:
         """From now on poll() writes each job that it hands out into the journal, as daemon/record.py describes them."""
 
     def watch(self, priority: int, cores: Sequence[int]) -> None:
-        """Start the thread that answers hopeless jobs during long runs. priority 0: SCHED_OTHER; cores empty: as here."""
+        """Start the thread that answers hopeless jobs in long runs. priority 0: SCHED_OTHER; no cores: as here."""
 
     def complete(
         self,
@@ -308,10 +308,11 @@ class ClientLane:
     def describe(self) -> dict[str, Any]: ...
     def detach(self) -> None: ...
 
+@final
 class ClientNode:
     """A connection to lanes.sock. Raises the exceptions of taktd.ipc.errors."""
 
-    def __init__(self, path: str | None = None, timeout_ns: int = 0) -> None: ...
+    def __new__(cls, path: str | None = None, timeout_ns: int = 0) -> ClientNode: ...
     @property
     def name(self) -> str: ...
     @property

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,10 @@ def test_the_public_c_api_is_one_list() -> None:
     declared = re.findall(r"^TAKT_API [^(;]*?\**(takt_\w+)\(", header, re.MULTILINE)
     assert len(declared) > 30
     assert sorted(declared) == re.findall(r"^\s+(takt_\w+);", exported, re.MULTILINE)
+
+
+def test_the_stub_of_the_module_is_true() -> None:
+    command = [sys.executable, "-m", "mypy.stubtest", "taktd.ipc._core", "--mypy-config-file", "pyproject.toml"]
+    environment = {**os.environ, "MYPYPATH": "src"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout
