@@ -264,6 +264,8 @@ class Executor:
         message, descriptors = received
         if message["op"] == "drain":
             self.draining = True
+        elif message["op"] == "record.state":
+            self.recorder.state(self.scheduler, now_ns)
         else:
             self.table.handle(message, descriptors)
 
@@ -292,7 +294,7 @@ def _run(link: ExecutorLink) -> int:
     except (ModelRefused, EngineFailure) as error:
         link.send({"op": "failed", "error": str(error)})
         return EXIT_FAILED
-    link.send({"op": "loaded", **prepared.as_json()})
+    link.send({"op": "loaded", "records": True, **prepared.as_json()})
     costs, _ = _next_message(link, "serve")
     executor = Executor(link, server, table, plan, costs, throttled=prepared.rights.policy == "fifo")
     freeze()
