@@ -245,8 +245,7 @@ class LaneDoor:
         if len(self._farewells) >= FAREWELLS_MAX:
             sock.close()
             return
-        data = protocol.error(0, errno.EMFILE, text)
-        self._farewells.add(_Farewell(sock, data, self._farewells.discard))
+        self._farewells.add(_Farewell(sock, text, self._farewells.discard))
 
     def _accepted(self, sock: socket.socket) -> None:
         try:
@@ -290,8 +289,8 @@ class _Farewell:
     A socket closed with his greeting unread would give him a reset instead of the reason.
     """
 
-    def __init__(self, sock: socket.socket, data: bytes, gone: Callable[[_Farewell], None]) -> None:
-        self._socket, self._data, self._gone = sock, data, gone
+    def __init__(self, sock: socket.socket, text: str, gone: Callable[[_Farewell], None]) -> None:
+        self._socket, self._text, self._gone = sock, text, gone
         loop = asyncio.get_running_loop()
         loop.add_reader(sock.fileno(), self.end)
         self._patience = loop.call_later(FAREWELL_S_MAX, self.end)
@@ -299,12 +298,14 @@ class _Farewell:
     def end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._patience.cancel()
+        request_id = 0
         try:
-            self._socket.recv(protocol.MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT)
-        except OSError:
+            request_id = protocol.unpack(self._socket.recv(protocol.MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT)).request_id
+        except (OSError, Malformed):
             pass
         try:
-            self._socket.send(self._data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            answer = protocol.error(request_id, errno.EMFILE, self._text)
+            self._socket.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             pass
         self._socket.close()
