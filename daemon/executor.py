@@ -239,6 +239,15 @@ class Executor:
         if self.server.wait(until_ns, spin_until_ns) & WOKE_CONTROL:
             self._control_due_ns = 0
 
+    def _tell(self) -> None:
+        """Engines' failures and broken promises, in words. Kept until now: nothing is sent on the real-time path."""
+        for lane, kept, at_ns in self.scheduler.alarms:
+            self.table.alarm(self.lanes[lane], kept, at_ns)
+        self.scheduler.alarms.clear()
+        for message in self.table.told:
+            self.link.send(message)
+        self.table.told.clear()
+
     def _end(self) -> None:
         """Tells every client that its lane is over, and stops serving."""
         for lane in list(self.lanes):
@@ -251,9 +260,10 @@ class Executor:
             self.table.chores.popleft()
 
     def _control(self, now_ns: int) -> None:
-        """One message from the supervisor, if there is one."""
+        """One message from the supervisor, if there is one, and what there is to tell it."""
         self._control_due_ns = now_ns + CONTROL_EVERY_NS
         try:
+            self._tell()
             received = self.link.receive()
         except LinkClosed:
             self._end()
@@ -264,6 +274,8 @@ class Executor:
         message, descriptors = received
         if message["op"] == "drain":
             self.draining = True
+        elif message["op"] == "record.state":
+            self.recorder.state(self.scheduler, _core.now())
         elif message["op"] == "record.state":
             self.recorder.state(self.scheduler, now_ns)
         else:

@@ -114,6 +114,7 @@ class LaneTable:
         """Maps and binds every lane of the plan: attaching is cheap afterwards, and nothing is bound late."""
         self.lanes: dict[int, ServedLane] = {}
         self.chores: deque[Chore] = deque()
+        self.told: list[dict[str, Any]] = []  # log messages for the supervisor
         self._server = server
         self._scheduler = Scheduler()  # until schedule() brings the real one: nothing is scheduled before
         self._recorder = Recorder(server.record)
@@ -242,7 +243,15 @@ class LaneTable:
         """Counts a failure and reports the first few in words."""
         lane.failures += 1
         if lane.failures <= FAILURES_TOLD:
-            self._link.send(
-                {"op": "log", "level": "error", "message_id": "engine-failed", "text": str(failure)[:1000],
-                 "fields": {"loop": lane.name}}
-            )  # fmt: skip
+            self.told.append(_log("error", "engine-failed", lane, str(failure)[:1000]))
+
+    def alarm(self, lane: ServedLane, kept: int, at_ns: int) -> None:
+        """A loop's (m, k) promise was just broken."""
+        loop = self._loops[lane.lane]
+        m, k = loop["mk"]
+        text = f"loop {lane.name}: {kept} of the last {k} jobs in time, promised {m}; at {at_ns} ns"
+        self.told.append(_log("warning", "promise-broken", lane, text))
+
+
+def _log(level: str, message_id: str, lane: ServedLane, text: str) -> dict[str, Any]:
+    return {"op": "log", "level": level, "message_id": message_id, "text": text, "fields": {"loop": lane.name}}

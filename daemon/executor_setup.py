@@ -40,6 +40,7 @@ class Prepared:
             "measured": self.measured,
             "dispatch_ns": self.dispatch_ns,
             "rss_bytes": _resident_bytes(),
+            "records": True,
         }
 
 
