@@ -253,7 +253,8 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         f"Measured {results['date']} with `{results['command']}` on {where['cpu']}, {where['cores']} cores, "
         f"Linux {where['kernel']}, Python {where['python']}, ONNX Runtime {where['onnxruntime']}; {rights}; "
-        f"{results['policy']}. {results['rounds']} rounds of {results['block_s']:g} s per line.",
+        f"{results['policy']}. {results['rounds']} rounds of {results['block_s']:g} s per line; load average "
+        f"{results['load_average']:g} (1 or 2 on a machine that does nothing else).",
         "",
         "| case | p50 µs | p99 µs | p99.9 µs | max µs |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -321,11 +322,12 @@ def main() -> None:
             executor_rt = read_rights(daemon.executor_pids()[0])
     results = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": "make bench",
+        "command": " ".join(["make bench", *([f"ARGS='{' '.join(sys.argv[1:])}'"] if sys.argv[1:] else [])]),
         "machine": machine(),
         "policy": policy,
         "rounds": arguments.rounds,
         "block_s": arguments.seconds,
+        "load_average": round(os.getloadavg()[0], 1),
         "client_rt": read_rights(),
         "executor_rt": executor_rt,
         "cases": found,
