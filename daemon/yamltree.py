@@ -188,9 +188,7 @@ def _read_text(file: Path) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         hint = "is this the right file? a configuration is text"
-        raise ConfigError(
-            name, line, "", "is not text", found=found, allowed="YAML in UTF-8", hint=hint
-        ) from None
+        raise ConfigError(name, line, "", "is not text", found=found, allowed="YAML in UTF-8", hint=hint) from None
     return text
 
 
