@@ -276,8 +276,6 @@ class Executor:
             self.draining = True
         elif message["op"] == "record.state":
             self.recorder.state(self.scheduler, _core.now())
-        elif message["op"] == "record.state":
-            self.recorder.state(self.scheduler, now_ns)
         else:
             self.table.handle(message, descriptors)
 
