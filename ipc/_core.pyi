@@ -75,6 +75,25 @@ class Statistics(TypedDict):
     run_us: Histogram
     total_us: Histogram
 
+@type_check_only
+class Succession(TypedDict):
+    """Who serves a ledger. Members are ids above 0; 0 is nobody."""
+
+    owner: int
+    successor: int
+    release_asked: int
+    fenced: int
+    """The member that was sent SIGKILL because it hung; 0 again once it is succeeded."""
+    since_ns: int
+    """When the owner took over; how it did: "clean", "died" or "hung" (said of its predecessor), "" never yet."""
+    how: str
+    takeovers: int
+    fences: int
+    progress: int
+    run_started_ns: int
+    """When the running job began; 0: none is running, as far as the owner has said."""
+    run_budget_ns: int
+
 def now() -> int:
     """CLOCK_MONOTONIC."""
 
@@ -116,6 +135,15 @@ def journal_read(fd: int, cursor: int) -> tuple[bytes, int, int]:
     A record is 40 bytes, struct "<QHHIQQQ": t_ns, kind, lane, aux, a, b, number (1, 2, 3, …).
     """
 
+def succession_set(ledger_fd: int, successor: int, /) -> None:
+    """Who may serve the ledger next: a member's id, 0: nobody. Takes effect when the owner releases it or dies."""
+
+def succession_ask_release(ledger_fd: int, member: int, /) -> None:
+    """Ask the owner to hand over; nothing happens unless `member` owns the ledger. It hears "asked" in successions()."""
+
+def succession_state(ledger_fd: int, /) -> Succession:
+    """What the ledger says about its owner; from any process, disturbs nobody."""
+
 def lock_memory() -> int:
     """mlockall for what is and will be touched; 0 or an errno."""
 
@@ -133,18 +161,82 @@ class Server:
         """Map the three files. The descriptors stay the caller's; control_fd (-1: none) must stay open."""
 
     def add(
-        self, lane: int, memfd: int, wake_fd: int, layout: LaneLayout, stats_block: int, *, area: int, recover: bool
+        self,
+        lane: int,
+        memfd: int,
+        wake_fd: int,
+        layout: LaneLayout,
+        stats_block: int,
+        *,
+        area: int,
+        recover: bool,
+        dormant: bool = False,
     ) -> int:
         """Serve a lane; returns the address of its memory. Owns both descriptors from here on, also on failure.
 
         recover: go on from the ledger (a successor); a completion that was recorded but perhaps not published is
-        published now. Otherwise the ledger's entry is reset.
+        published now. Otherwise the ledger's entry is reset. If the ledger speaks of another memory than this memfd,
+        it is reset in any case.
+        dormant: map it only (addresses are valid, bind what you like); ledger and client's memory stay another
+        executor's until activate(). `lane` and `stats_block` belong to the ledger that the number falls into.
         """
+
+    def open_ledger(self, ledger_fd: int, stats_fd: int) -> tuple[int, int]:
+        """A further ledger: (its id, number of its first lane here). Ledger 0, from lane 0 on, is __init__'s.
+
+        Lane i of the ledger is lane first + i of this Server. The descriptors stay the caller's; there is no closing:
+        a ledger stays mapped as long as the Server lives. At most 8.
+        """
+
+    def activate(self, lane: int) -> int:
+        """A dormant lane is ours from now on: recovered from the ledger as add() says, then polled. Call unfinished().
+
+        Returns the number of unfinished jobs. Only the ledger's owner may do this.
+        """
+
+    def release(self, lane: int) -> int:
+        """Back to dormant: nothing is completed, taken jobs stay in the ledger; returns their number."""
+
+    def set_area(self, lane: int, area: int) -> None:
+        """The output area that completions name from now on. For dormant lanes."""
+
+    def set_budget(self, lane: int, budget_ns: int) -> None:
+        """How long a run that begin() announces with this lane (last) may take before it counts as hung, at most 2^62.
+
+        0 (at first): not known, then 1 s. Give the cost of the largest batch.
+        """
+
+    def join(self, ledger: int, member: int, priority: int, cores: Sequence[int], hang_after_ns: int) -> None:
+        """Start the thread that waits for our turn to own the ledger, as `member` (> 0); see successions().
+
+        priority 0: SCHED_OTHER; no cores: as here. While another member owns it and we are its successor: if it has
+        outstanding work and shows no progress for hang_after_ns, plus the budget of the job that it is running, it is
+        killed by the pidfd that set_pidfd gave us. An owner is pinged before that and answers from wait() or poll().
+        """
+
+    def leave(self, ledger: int) -> None:
+        """End that thread; hands the ledger over first if we own it. Also done when the Server goes."""
+
+    def set_hang_after(self, ledger: int, hang_after_ns: int) -> None:
+        """Change what join() was given, e.g. when a loop with another deadline is added."""
+
+    def set_pidfd(self, ledger: int, member: int, pidfd: int) -> None:
+        """How to fence a member when it hangs; owns pidfd (-1: forget the member). At most 16 members."""
+
+    def successions(self) -> list[tuple[int, str]]:
+        """News since the last call, (ledger, what); wait() returns 16 when there are any.
+
+        "clean", "died", "hung": the ledger is ours, its owner before us released it, died, or was killed by us or
+        another member because it hung. activate() its lanes. "asked": the supervisor asks us for hand_over().
+        """
+
+    def hand_over(self, ledger: int) -> None:
+        """Release all lanes of a ledger that we own, then the ledger itself, to its successor. Between two runs."""
 
     def remove(self, lane: int, status: int | None) -> int:
         """End a lane and unmap it. Pending jobs complete with `status` (None: the client is gone, nobody is told).
 
-        Returns their number.
+        Returns their number. A dormant lane is only unmapped: ledger and client don't notice.
         """
 
     def unfinished(self, lane: int) -> list[tuple[int, int, int, int]]:
@@ -159,7 +251,8 @@ class Server:
         deadline_ns is as submitted (0: the loop's own, or none). flags: 1 shapes; 2 cancel, then sequence names the
         job and slot is 0; 0x8000 the lane was ended because its client broke the protocol, then deadline_ns is the
         reason (1 cursor, 2 slot, 3 slot pending, 4 sequence): call remove(). 0x4000 the watch has answered this job as
-        expired; if it came during the run, the job itself was handed out just before.
+        expired; if it came during the run, the job itself was handed out just before. 0x2000, beside the others: a
+        job that came together with something else than jobs; the caller records it (keep_record).
         """
 
     def shapes(self, lane: int, slot: int) -> tuple[tuple[int, ...], ...]:
@@ -184,7 +277,13 @@ class Server:
         """A queued job that has not started by then can't make its deadline (0: never mind): for the watch."""
 
     def keep_record(self, on: bool) -> None:
-        """From now on poll() writes each job that it hands out into the journal, as daemon/record.py describes them."""
+        """From now on poll() writes each job that it hands out into the journal, as daemon/record.py describes them.
+
+        Those with flag 0x2000 it does not: the order among them and what came with them is the caller's to keep.
+        """
+
+    def runs_late(self, lane: int) -> None:
+        """Jobs of this lane are run however late they are: the watch answers none of them."""
 
     def watch(self, priority: int, cores: Sequence[int]) -> None:
         """Start the thread that answers hopeless jobs in long runs. priority 0: SCHED_OTHER; no cores: as here."""
@@ -207,7 +306,8 @@ class Server:
         """
 
     def wait(self, until_ns: int, spin_until_ns: int) -> int:
-        """Block until something happens: 1 submissions, 2 control readable, 4 time-out, 8 a client hung up; or-ed.
+        """Block until something happens: 1 submissions, 2 control readable, 4 time-out, 8 a client hung up,
+        16 successions(); or-ed.
 
         Spins until spin_until_ns, then sleeps until until_ns (0: for ever). 0: a signal came.
         """
