@@ -10,33 +10,15 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from taktd.engines.engine import BoundRun, EngineSpec, Tensor
 from taktd.engines.errors import EngineFailure
+from taktd.engines.memory import Bytes, bytes_at, private_bytes
 from taktd.engines.onnx_session import open_session
 from taktd.engines.tensors import TensorSpec, size_bytes
 
 __all__ = ["OnnxCpuEngine", "WarmOnnxCpuEngine"]
 
-Bytes = npt.NDArray[np.uint8]
-
 WARM_RUNS: Final = 20  # the arena has settled after two; the rest is for caches and the allocator's own pages
-
-
-def _view(address: int, size: int) -> Bytes:
-    """The ``size`` bytes at ``address``, not owned: the caller keeps the memory mapped."""
-    if size == 0:
-        return np.empty(0, np.uint8)
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-
-
-def _private(size: int) -> Bytes:
-    """``size`` bytes of our own, 64-byte aligned and touched."""
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size]
 
 
 class OnnxCpuEngine:
@@ -73,16 +55,16 @@ class WarmOnnxCpuEngine:
             address = tensor.address
             if tensor.shared and not tensor_spec.bindable:
                 size = size_bytes(tensor_spec.dtype, tensor.dims)
-                private = _private(size)
-                copies_in.append((private, _view(address, size)))
+                private = private_bytes(size)
+                copies_in.append((private, bytes_at(address, size)))
                 address = private.ctypes.data
             _bind_input(binding, tensor_spec, tensor.dims, address)
         for tensor_spec, tensor in zip(self.spec.outputs, outputs, strict=True):
             address = tensor.address
             if tensor.shared and not tensor_spec.bindable:
                 size = size_bytes(tensor_spec.dtype, tensor.dims)
-                private = _private(size)
-                copies_out.append((_view(address, size), private))
+                private = private_bytes(size)
+                copies_out.append((bytes_at(address, size), private))
                 address = private.ctypes.data
             _bind_output(binding, tensor_spec, tensor.dims, address)
         return self._bound(binding, copies_in, copies_out)
@@ -118,8 +100,8 @@ class WarmOnnxCpuEngine:
             address = tensor.address
             if tensor.shared and not tensor_spec.bindable:
                 size = size_bytes(tensor_spec.dtype, tensor.dims)
-                copy = _private(size)
-                copy[:] = _view(address, size)
+                copy = private_bytes(size)
+                copy[:] = bytes_at(address, size)
                 private.append(copy)
                 address = copy.ctypes.data
             _bind_input(binding, tensor_spec, tensor.dims, address)
@@ -138,7 +120,7 @@ class WarmOnnxCpuEngine:
                 raise EngineFailure(
                     f"output {tensor_spec.name!r} does not fit: found shape {list(dims)}, room for {list(tensor.dims)}"
                 )
-            _view(tensor.address, size)[:] = _view(value.data_ptr(), size)
+            bytes_at(tensor.address, size)[:] = bytes_at(value.data_ptr(), size)
             actual.append(dims)
         return tuple(actual)
 
@@ -156,8 +138,8 @@ class _PrivateRun:
         self.size = size
         inputs = [(t, (t.dims[0] * size, *t.dims[1:]) if size > 1 else t.dims) for t in spec.inputs]
         outputs = [(t, (t.dims[0] * size, *t.dims[1:]) if size > 1 else t.dims) for t in spec.outputs]
-        self._inputs = [_private(size_bytes(t.dtype, dims)) for t, dims in inputs]
-        self._outputs = [_private(size_bytes(t.dtype, dims)) for t, dims in outputs]
+        self._inputs = [private_bytes(size_bytes(t.dtype, dims)) for t, dims in inputs]
+        self._outputs = [private_bytes(size_bytes(t.dtype, dims)) for t, dims in outputs]
         self.run_bound = engine.bind(
             [Tensor(m.ctypes.data, dims, shared=False) for m, (_, dims) in zip(self._inputs, inputs, strict=True)],
             [Tensor(m.ctypes.data, dims, shared=False) for m, (_, dims) in zip(self._outputs, outputs, strict=True)],
