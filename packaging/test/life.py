@@ -69,7 +69,7 @@ class Life:
         keep = ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         return self.box.run("apt-get", "-qq", "-y", "--no-install-recommends", *keep, *words)
 
-    def client(self, seconds: float, user: str = "operator") -> dict[str, Any]:
+    def client(self, seconds: float, user: str = "pilot") -> dict[str, Any]:
         return self.box.asks("python3", "/srv/client.py", "balance", str(seconds), user=user)
 
     def serving(self) -> bool:
@@ -102,7 +102,7 @@ class Life:
         first = self.box.ready_after_s()
         self.check(f"it is ready within {READY_S_MAX:g} s", first <= READY_S_MAX, f"{first:.2f} s")
         self.note(f"first start to READY: {first:.2f} s")
-        for user, groups in (("operator", "taktd"), ("admin", "taktd-admin"), ("stranger", "")):
+        for user, groups in (("pilot", "taktd"), ("admin", "taktd-admin"), ("stranger", "")):
             self.box.run("useradd", "-m", *(["-G", groups] if groups else []), user)
 
     def units(self) -> None:
@@ -151,7 +151,7 @@ class Life:
         self.note(f"client: {json.dumps(found)}")
         refused = self.client(1, user="stranger")
         self.check("a non-member is refused", refused.get("error", "").startswith("Denied"), refused)
-        measured = self.box.asks("taktctl", "bench", "--loop", "balance", "--seconds", "2", "--json", user="operator")
+        measured = self.box.asks("taktctl", "bench", "--loop", "balance", "--seconds", "2", "--json", user="pilot")
         self.check(
             "taktctl bench measures it", measured.get("jobs", 0) > 1500 and measured.get("failed") == 0, measured
         )
@@ -180,7 +180,7 @@ class Life:
         flags = "$(pkg-config --cflags --libs takt)"
         built = self.box.run("sh", "-c", f"cc -Wall -Wextra -Werror -o /srv/loop {source} {flags}")
         self.check("the example compiles without a warning", built.returncode == 0, built.stderr[-800:])
-        ran = self.box.run("timeout", "-s", "INT", "3", "/srv/loop", "balance", user="operator")
+        ran = self.box.run("timeout", "-s", "INT", "3", "/srv/loop", "balance", user="pilot")
         self.check("and runs the loop", ran.returncode in (0, 124, 130), f"{ran.returncode} {ran.stderr[-500:]}")
         self.note((ran.stdout.strip().splitlines() or ["(it printed nothing)"])[-1][:160])
 
@@ -188,7 +188,7 @@ class Life:
 
     def kills(self) -> None:
         """kill -9 of each process: answered and recovered"""
-        running = self.box.start("python3", "/srv/client.py", "balance", "8", user="operator")
+        running = self.box.start("python3", "/srv/client.py", "balance", "8", user="pilot")
         time.sleep(2)
         victim = self.box.executors()[0]
         begun = time.monotonic()
@@ -200,7 +200,7 @@ class Life:
         self.check("its client is answered again", found.get("ok", 0) > 2000 and found.get("gap_ms", 1e9) < 5000, found)
         self.note(f"longest gap for the client: {found.get('gap_ms')} ms")
 
-        running = self.box.start("python3", "/srv/client.py", "balance", "10", user="operator")
+        running = self.box.start("python3", "/srv/client.py", "balance", "10", user="pilot")
         time.sleep(2)
         victim, begun = self.box.supervisor(), time.monotonic()
         self.box.run("kill", "-9", str(victim))
@@ -267,7 +267,7 @@ class Life:
         self.box.write(LOOPS, LOOP_FILE)
         asked = self.box.run("taktctl", "reload", "--json", user="admin")
         self.check("a member of taktd-admin may reload", asked.returncode == 0, asked.stdout + asked.stderr)
-        asked = self.box.run("taktctl", "reload", "--json", user="operator")
+        asked = self.box.run("taktctl", "reload", "--json", user="pilot")
         self.check("a member of taktd may not", asked.returncode == 1, asked.stdout + asked.stderr)
 
     def journal_fields(self) -> None:
@@ -325,7 +325,7 @@ class Life:
         with tempfile.TemporaryDirectory() as scratch:
             self.newer = next_version(self.package("taktd"), Path(scratch))
             self.box.copy(self.newer, f"/srv/{self.newer.name}")
-        running = self.box.start("python3", "/srv/client.py", "balance", "60", user="operator")
+        running = self.box.start("python3", "/srv/client.py", "balance", "60", user="pilot")
         time.sleep(2)
         pid = self.box.supervisor()
         done = self.apt("install", f"/srv/{self.newer.name}")
