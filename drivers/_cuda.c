@@ -561,10 +561,10 @@ static CUresult wait_for_flag(const Launch *self, int64_t until_ns)
     }
 }
 
-static CUresult wait_for_event(const Launch *self, int64_t until_ns)
+static CUresult wait_for_event(CUhandle event, int64_t until_ns)
 {
     CUresult result;
-    while ((result = cuda.cuEventQuery(self->event)) == TAKT_CUDA_NOT_READY) {
+    while ((result = cuda.cuEventQuery(event)) == TAKT_CUDA_NOT_READY) {
         if (now_ns() >= until_ns)
             return TAKT_CUDA_TIMED_OUT;
         relax();
@@ -588,7 +588,33 @@ static PyObject *launch_call(PyObject *object, PyObject *Py_UNUSED(arguments), P
     if (!result) {
         int64_t until_ns = now_ns() + self->timeout_ns;
         call = self->flag ? "cuStreamQuery" : "cuEventQuery";
-        result = self->flag ? wait_for_flag(self, until_ns) : wait_for_event(self, until_ns);
+        result = self->flag ? wait_for_flag(self, until_ns) : wait_for_event(self->event, until_ns);
+    }
+    Py_END_ALLOW_THREADS
+    return none_or(call, result);
+}
+
+/* A graph between other work of a stream: launched, not waited for. */
+FUNCTION(launch)
+{
+    unsigned long long exec, stream;
+    ARGUMENTS("KK", &exec, &stream);
+    return none_or("cuGraphLaunch", cuda.cuGraphLaunch(HANDLE(exec), HANDLE(stream)));
+}
+
+/* Records the event and spins until it has passed. */
+FUNCTION(finish)
+{
+    unsigned long long event, stream;
+    long long timeout_ns;
+    ARGUMENTS("KKL", &event, &stream, &timeout_ns);
+    const char *call = "cuEventRecord";
+    CUresult result;
+    Py_BEGIN_ALLOW_THREADS
+    result = cuda.cuEventRecord(HANDLE(event), HANDLE(stream));
+    if (!result) {
+        call = "cuEventQuery";
+        result = wait_for_event(HANDLE(event), now_ns() + timeout_ns);
     }
     Py_END_ALLOW_THREADS
     return none_or(call, result);
@@ -641,7 +667,7 @@ static PyMethodDef methods[] = {
     METHOD(destroy_stream), METHOD(stream_priority), METHOD(copy), METHOD(fill), METHOD(write_value), METHOD(query),
     METHOD(synchronize), METHOD(create_event), METHOD(destroy_event), METHOD(record), METHOD(elapsed_ns),
     METHOD(begin_capture), METHOD(end_capture), METHOD(graph_nodes), METHOD(instantiate), METHOD(upload),
-    METHOD(destroy_graph), METHOD(destroy_exec), {NULL, NULL, 0, NULL},
+    METHOD(destroy_graph), METHOD(destroy_exec), METHOD(launch), METHOD(finish), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

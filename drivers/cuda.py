@@ -74,7 +74,7 @@ class CudaGraph:
 
     def __init__(self, stream: CudaStream, exec_: int, event: int, flag: CudaHostBlock | None, timeout_ns: int) -> None:
         self.completion = "flag" if flag else "event"
-        self._exec = exec_
+        self.exec = exec_
         self._event = event
         self._flag = flag
         self._stream = stream
@@ -83,14 +83,14 @@ class CudaGraph:
         """Raises ``_cuda.Error``: the hot path translates it itself."""
 
     def close(self) -> None:
-        if self._exec:
+        if self.exec:
             with translated():
-                _cuda.destroy_exec(self._exec)
+                _cuda.destroy_exec(self.exec)
                 if self._event:
                     _cuda.destroy_event(self._event)
             if self._flag:
                 self._flag.close()
-            self._exec = 0
+            self.exec = 0
 
 
 class CudaStream:
@@ -100,6 +100,7 @@ class CudaStream:
         self._device = device
         least, greatest = _cuda.priority_range()  # a lower number is a higher priority
         self.handle = _cuda.create_stream(max(greatest, least - urgency))
+        self._event = 0
 
     @property
     def priority(self) -> int:
@@ -159,6 +160,18 @@ class CudaStream:
         except _cuda.Error:
             pass  # an invalidated capture ends with an error, which is what was wanted
 
+    def launch(self, graph: CudaGraph) -> None:
+        """The graph as one piece of work among others on this stream."""
+        with translated():
+            _cuda.launch(graph.exec, self.handle)
+
+    def finish(self, timeout_ns: int) -> None:
+        """``synchronize``, spinning: for waits of microseconds."""
+        with translated():
+            if not self._event:
+                self._event = _cuda.create_event(False)
+            _cuda.finish(self._event, self.handle, timeout_ns)
+
     def timed(self, work: Callable[[], None], timeout_ns: int) -> int:
         """Runs ``work`` on this stream; how long the device took, in ns of its own clock."""
         with translated():
@@ -176,8 +189,10 @@ class CudaStream:
     def close(self) -> None:
         if self.handle:
             with translated():
+                if self._event:
+                    _cuda.destroy_event(self._event)
                 _cuda.destroy_stream(self.handle)
-            self.handle = 0
+            self.handle = self._event = 0
 
 
 class CudaDevice:

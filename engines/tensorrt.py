@@ -1,0 +1,460 @@
+"""A TensorRT engine on a CUDA device: bound once, captured once, launched with one call.
+
+Discrete GPU: fixed device buffers, one execution context per batch size, one CUDA graph per slot. Graphs of one batch
+size differ in their copy nodes alone, which go straight from and to the slot (its pages are registered): no staging
+copy. Integrated GPU (Jetson): a context per slot, working on the slot where it lies; an input that is not ``bindable``
+is copied to a private buffer first, since an operator that follows it as an index could be led astray. Where a model
+can't be captured, its work is enqueued anew for each run, and ``notes`` says so.
+
+Everything runs on one stream, one run at a time. What a context needs besides is one block of device memory that all
+contexts share (``USER_MANAGED``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from taktd.drivers import _cuda
+from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
+from taktd.drivers.cuda_fault import fault_of
+from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
+from taktd.drivers.fault import DeviceFault, FaultKind
+from taktd.engines.engine import BoundRun, EngineSpec, Tensor
+from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
+from taktd.engines.tensorrt_build import load_plugins
+from taktd.engines.tensorrt_library import Library
+from taktd.engines.tensorrt_types import dtype_name
+from taktd.engines.tensors import TensorSpec, size_bytes
+
+__all__ = ["RUN_TIMEOUT_NS", "TensorRtEngine", "WarmTensorRtEngine"]
+
+RUN_TIMEOUT_NS: Final = 2_000_000_000  # a run that takes longer hangs; callers who know its cost give less
+WARM_RUNS: Final = 3
+Work = Callable[[], None]
+
+
+def _batched(spec: TensorSpec, size: int) -> tuple[int, ...]:
+    return (spec.dims[0] * size, *spec.dims[1:]) if size > 1 else spec.dims
+
+
+class TensorRtEngine:
+    """A plan, deserialised and checked against what was declared; nothing has run.
+
+    Raises ``ModelRefused``: not this version's or card's plan, other tensors, types or shapes than declared.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        device: CudaDevice,
+        library: Library,
+        plan: bytes,
+        *,
+        urgency: int = 0,
+        timeout_ns: int = RUN_TIMEOUT_NS,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        self.spec = spec
+        self._device = device
+        self._library = library
+        self._urgency = urgency
+        self._timeout_ns = timeout_ns
+        library.log.clear()
+        self._runtime = library.module.Runtime(library.logger)
+        load_plugins(library, self._runtime.get_plugin_registry() if plugins else None, list(plugins))
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            raise ModelRefused(
+                f"the plan of model {spec.model!r} can't be used",
+                found=library.log.errors(),
+                allowed=f"a plan built by {library.name} on {device.identity.name}",
+                hint="Delete it: it is built again from the ONNX file.",
+            )
+        self._check()
+
+    def _check(self) -> None:
+        engine, spec = self._engine, self.spec
+        declared = {t.name: t for t in (*spec.inputs, *spec.outputs)}
+        found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+        if found != set(declared):
+            raise self._refusal(
+                "has other tensors than declared", ", ".join(sorted(found)), ", ".join(sorted(declared))
+            )
+        for name, tensor in declared.items():
+            dtype = dtype_name(engine.get_tensor_dtype(name))
+            if dtype != tensor.dtype.name:
+                raise self._refusal(f"has tensor {name!r} of another type", dtype, tensor.dtype.name)
+        for tensor in spec.inputs:
+            low, _, high = (tuple(s) for s in engine.get_tensor_profile_shape(tensor.name, 0))
+            wanted = [_batched(tensor, size) for size in {1, spec.max_batch}]
+            if not all(_within(low, dims, high) for dims in wanted):
+                raise self._refusal(
+                    f"does not cover the shape of input {tensor.name!r}",
+                    f"{list(low)} to {list(high)}",
+                    " and ".join(str(list(dims)) for dims in wanted),
+                )
+
+    def _refusal(self, what: str, found: str, allowed: str) -> ModelRefused:
+        hint = "Build it again with these shapes, or correct models.<name>.shapes."
+        return ModelRefused(f"the plan of model {self.spec.model!r} {what}", found=found, allowed=allowed, hint=hint)
+
+    def warm(self) -> WarmTensorRtEngine:
+        """Allocates, makes a context per batch size, and runs each on zeros. Raises ``DeviceFailure``."""
+        try:
+            warm = WarmTensorRtEngine(
+                self.spec, self._device, self._library, self._engine, self._urgency, self._timeout_ns, self._runtime
+            )
+        except DeviceFault as fault:
+            raise DeviceFailure(fault) from fault
+        try:
+            warm.warm_up()
+        except BaseException:
+            warm.close()
+            raise
+        return warm
+
+
+def _within(low: tuple[int, ...], dims: tuple[int, ...], high: tuple[int, ...]) -> bool:
+    return len(low) == len(dims) and all(a <= d <= b for a, d, b in zip(low, dims, high, strict=True))
+
+
+class WarmTensorRtEngine:
+    """Device buffers, contexts and their stream. ``close`` gives all of it back; the bound runs first."""
+
+    def __init__(
+        self, spec: EngineSpec, device: CudaDevice, library: Library, engine: Any, urgency: int, timeout_ns: int,
+        runtime: Any,
+    ) -> None:  # fmt: skip
+        self.spec = spec
+        self.notes: list[str] = []
+        self.completion = "event"
+        self.ranges = RegisteredRanges(device)
+        self._device = device
+        self._library = library
+        self._engine = engine
+        self._runtime = runtime  # must outlive the engine
+        self._timeout_ns = timeout_ns
+        self._in_place = device.identity.shares_memory
+        self._contexts: dict[int, Any] = {}
+        self._open: list[Any] = []  # blocks, stream
+        self._tensors = (*spec.inputs, *spec.outputs)
+        try:
+            self.stream = device.stream(urgency)
+            self._open.append(self.stream)
+            self._scratch = self._block(int(engine.device_memory_size_v2))
+            self._buffers = {
+                t.name: self._block(size_bytes(t.dtype, _batched(t, spec.max_batch))) for t in self._tensors
+            }
+        except BaseException:
+            self.close()
+            raise
+
+    def _block(self, size: int) -> CudaBlock:
+        block = self._device.allocate(max(1, size))
+        self._open.append(block)
+        return block
+
+    # ---- contexts ----
+
+    def _context(self, dims: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> Any:
+        """A context with all shapes and addresses set, ready to be enqueued."""
+        strategy = self._library.member("ExecutionContextAllocationStrategy", "USER_MANAGED")
+        context = self._engine.create_execution_context(strategy)
+        if context is None:
+            raise EngineFailure(f"no execution context for {self.spec.model!r}: {self._library.log.errors()}")
+        context.set_device_memory(self._scratch.address, self._scratch.size)
+        if not context.set_optimization_profile_async(0, self.stream.handle):
+            raise EngineFailure(f"profile 0 of {self.spec.model!r}: {self._library.log.errors()}")
+        self._shape(context, dims)
+        self._point(context, addresses)
+        return context
+
+    def _point(self, context: Any, addresses: dict[str, int]) -> None:
+        for tensor in self._tensors:
+            if not context.set_tensor_address(tensor.name, addresses[tensor.name]):
+                raise EngineFailure(f"address of {tensor.name!r}: {self._library.log.errors()}")
+
+    def _shape(self, context: Any, dims: dict[str, tuple[int, ...]]) -> None:
+        for tensor in self.spec.inputs:
+            low, _, high = (tuple(s) for s in self._engine.get_tensor_profile_shape(tensor.name, 0))
+            wanted = dims[tensor.name]
+            if not _within(low, wanted, high) or not context.set_input_shape(tensor.name, wanted):
+                raise EngineFailure(
+                    f"input {tensor.name!r} has a shape that the engine was not built for: found {list(wanted)}, "
+                    f"allowed {list(low)} to {list(high)}"
+                )
+
+    def _batch_context(self, size: int) -> Any:
+        if size not in self._contexts:
+            dims = {t.name: _batched(t, size) for t in self.spec.inputs}
+            self._contexts[size] = self._context(dims, {n: b.address for n, b in self._buffers.items()})
+        return self._contexts[size]
+
+    def enqueue(self, context: Any) -> None:
+        if not context.execute_async_v3(self.stream.handle):
+            raise EngineFailure(f"{self.spec.model!r} can't be enqueued: {self._library.log.errors()}")
+
+    def warm_up(self) -> None:
+        """Raises ``DeviceFailure``, ``EngineFailure``."""
+        try:
+            for block in self._buffers.values():
+                self.stream.fill(block.address, 0, block.size)
+            for size in range(1, self.spec.max_batch + 1):
+                for _ in range(WARM_RUNS):
+                    self.enqueue(self._batch_context(size))
+                self.stream.synchronize(self._timeout_ns)
+        except DeviceFault as fault:
+            raise DeviceFailure(fault) from fault
+
+    # ---- runs ----
+
+    def bind(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> BoundRun:
+        """A run over one slot. Costs a capture (milliseconds); ``release`` of the run gives its pages and graph back.
+
+        Raises ``DeviceFailure``.
+        """
+        pairs = list(zip(self._tensors, (*inputs, *outputs), strict=True))
+        held = []
+        try:
+            for spec, tensor in pairs:
+                held.append(self.ranges.hold(tensor.address, max(1, size_bytes(spec.dtype, tensor.dims))))
+            work = self._slot_in_place(pairs, held) if self._in_place else self._slot_by_copies(pairs)
+            return _SlotRun(self, held, *self._capture(work))
+        except DeviceFault as fault:
+            self._let_go(held)
+            raise DeviceFailure(fault) from fault
+        except BaseException:
+            self._let_go(held)
+            raise
+
+    def _let_go(self, held: list[RegisteredRange]) -> None:
+        for one in held:
+            self.ranges.release(one)
+
+    def _slot_by_copies(self, pairs: list[tuple[TensorSpec, Tensor]]) -> Work:
+        context, count = self._batch_context(1), len(self.spec.inputs)
+        copies = [(self._buffers[s.name].address, t.address, size_bytes(s.dtype, t.dims)) for s, t in pairs]
+
+        def work() -> None:
+            for buffer, slot, size in copies[:count]:
+                if size:
+                    self.stream.copy(buffer, slot, size)
+            self.enqueue(context)
+            for buffer, slot, size in copies[count:]:
+                if size:
+                    self.stream.copy(slot, buffer, size)
+
+        return work
+
+    def _slot_in_place(self, pairs: list[tuple[TensorSpec, Tensor]], held: list[RegisteredRange]) -> Work:
+        addresses: dict[str, int] = {}
+        before: list[tuple[int, int, int]] = []
+        count = len(self.spec.inputs)
+        for index, ((spec, tensor), registered) in enumerate(zip(pairs, held, strict=True)):
+            there = registered.device_address(tensor.address)
+            if index < count and tensor.shared and not spec.bindable:
+                before.append((self._buffers[spec.name].address, there, size_bytes(spec.dtype, tensor.dims)))
+                there = self._buffers[spec.name].address
+            addresses[spec.name] = there
+        # A context's first run allocates, which can't be captured. It runs on the buffers: the slot is the client's.
+        context = self._context(
+            {s.name: t.dims for s, t in pairs[:count]}, {n: b.address for n, b in self._buffers.items()}
+        )
+        self.enqueue(context)
+        self.stream.synchronize(self._timeout_ns)
+        self._point(context, addresses)
+
+        def work() -> None:
+            for buffer, slot, size in before:
+                self.stream.copy(buffer, slot, size)
+            self.enqueue(context)
+
+        return work
+
+    def _capture(self, work: Work) -> tuple[Work, CudaGraph | None]:
+        """(what runs it and waits, raising ``_cuda.Error``; its graph)."""
+        try:
+            graph = self.stream.capture(work, timeout_ns=self._timeout_ns)
+        except (DeviceFault, EngineFailure) as fault:
+            if isinstance(fault, DeviceFault) and (fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED):
+                raise
+            self._note(f"not captured into a graph ({fault}): its work is enqueued anew for each run")
+
+            def plainly() -> None:
+                work()
+                self.stream.finish(self._timeout_ns)
+
+            return plainly, None
+        self.completion = graph.completion
+        return graph.launch, graph
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+        """At shapes of its own: enqueued, not captured. Never builds anything."""
+        try:
+            return self._run_shaped(inputs, outputs)
+        except DeviceFault as fault:
+            raise DeviceFailure(fault) from fault
+
+    def _run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+        if 0 not in self._contexts:
+            dims = {t.name: t.dims for t in self.spec.inputs}
+            self._contexts[0] = self._context(dims, {n: b.address for n, b in self._buffers.items()})
+        context = self._contexts[0]
+        self._shape(context, {s.name: t.dims for s, t in zip(self.spec.inputs, inputs, strict=True)})
+        actual: list[tuple[int, ...]] = []
+        for spec, tensor in zip(self.spec.outputs, outputs, strict=True):
+            found = tuple(int(d) for d in context.get_tensor_shape(spec.name))
+            room = size_bytes(spec.dtype, tensor.dims)
+            if -1 in found or len(found) != len(tensor.dims) or size_bytes(spec.dtype, found) > room:
+                raise EngineFailure(
+                    f"output {spec.name!r} does not fit: found shape {list(found)}, room for {list(tensor.dims)}"
+                )
+            actual.append(found)
+        for spec, tensor in zip(self.spec.inputs, inputs, strict=True):
+            self._copy(self._buffers[spec.name].address, tensor.address, size_bytes(spec.dtype, tensor.dims))
+        self.enqueue(context)
+        for spec, tensor, found in zip(self.spec.outputs, outputs, actual, strict=True):
+            self._copy(tensor.address, self._buffers[spec.name].address, size_bytes(spec.dtype, found))
+        self.stream.finish(self._timeout_ns)
+        return tuple(actual)
+
+    def _copy(self, target: int, source: int, size: int) -> None:
+        if size:
+            self.stream.copy(target, source, size)
+
+    def batch(self, size: int) -> _BatchRun:
+        """Raises ``DeviceFailure``."""
+        if not 1 <= size <= self.spec.max_batch:
+            raise ValueError(f"batch of {size} on model {self.spec.model!r}: allowed 1 to {self.spec.max_batch}")
+        try:
+            return _BatchRun(self, size, self._batch_context(size), self._buffers, self._device, self._timeout_ns)
+        except DeviceFault as fault:
+            raise DeviceFailure(fault) from fault
+
+    def close(self) -> None:
+        """Waits for what runs, if the device still answers, and gives everything back."""
+        self._contexts.clear()
+        for thing in reversed(self._open):
+            try:
+                thing.close()
+            except DeviceFault as fault:
+                if not fault.sticky:  # a broken context takes everything with it
+                    raise
+        self._open.clear()
+
+
+class _SlotRun:
+    """One slot's run, called once a job."""
+
+    __slots__ = ("_engine", "_graph", "_held", "_launch")
+
+    def __init__(
+        self, engine: WarmTensorRtEngine, held: list[RegisteredRange], launch: Work, graph: CudaGraph | None
+    ) -> None:
+        self._engine = engine
+        self._held = held
+        self._launch = launch
+        self._graph = graph
+
+    def __call__(self) -> None:
+        try:
+            self._launch()
+        except _cuda.Error as error:
+            raise DeviceFailure(fault_of(error)) from error
+        except DeviceFault as fault:
+            raise DeviceFailure(fault) from fault
+
+    def close(self) -> None:
+        """Gives the graph and the slot's pages back; must come before the slot is unmapped."""
+        held, self._held = self._held, []
+        try:
+            if self._graph is not None and held:
+                self._graph.close()
+            self._engine._let_go(held)
+        except DeviceFault as fault:
+            if not fault.sticky:
+                raise
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except DeviceFault:
+            pass  # the device is gone, and its pages with it
+
+
+class _BatchRun:
+    """``size`` jobs in one run: each member is copied straight between its slot and its part of the buffers."""
+
+    def __init__(
+        self, engine: WarmTensorRtEngine, size: int, context: Any, buffers: dict[str, CudaBlock], device: CudaDevice,
+        timeout_ns: int,
+    ) -> None:  # fmt: skip
+        spec = engine.spec
+        self.size = size
+        self._engine = engine
+        self._timeout_ns = timeout_ns
+        self._inputs = [(buffers[t.name].address, t.bytes) for t in spec.inputs]
+        self._outputs = [(buffers[t.name].address, t.bytes) for t in spec.outputs]
+        self._enqueue: Work = lambda: engine.enqueue(context)
+        self._graph: CudaGraph | None = None
+        try:
+            graph = engine.stream.capture(self._enqueue, timeout_ns=timeout_ns, by_flag=False)
+            self._graph = graph
+            self._enqueue = lambda: engine.stream.launch(graph)
+        except (DeviceFault, EngineFailure) as fault:
+            if isinstance(fault, DeviceFault) and (fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED):
+                raise
+        room = [size_bytes(t.dtype, _batched(t, size)) for t in (*spec.inputs, *spec.outputs)]
+        self._private = [device.allocate_host(max(1, n)) for n in room]
+        for block in self._private:
+            ctypes.memset(block.host_address, 0, block.size)
+        parts = [
+            [b.host_address + i * t.bytes for b, t in zip(self._private, self._specs, strict=True)] for i in range(size)
+        ]
+        count = len(spec.inputs)
+        self._own = [p[:count] for p in parts], [p[count:] for p in parts]
+
+    @property
+    def _specs(self) -> tuple[TensorSpec, ...]:
+        return (*self._engine.spec.inputs, *self._engine.spec.outputs)
+
+    def run_bound(self) -> None:
+        """With its copies, since those are part of what a batch costs."""
+        self.run(*self._own)
+
+    def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
+        copy = self._engine._copy
+        try:
+            for member, addresses in enumerate(inputs):
+                for (buffer, size), address in zip(self._inputs, addresses, strict=True):
+                    copy(buffer + member * size, address, size)
+            self._enqueue()
+            for member, addresses in enumerate(outputs):
+                for (buffer, size), address in zip(self._outputs, addresses, strict=True):
+                    copy(address, buffer + member * size, size)
+            self._engine.stream.finish(self._timeout_ns)
+        except DeviceFault as fault:
+            raise DeviceFailure(fault) from fault
+
+    def close(self) -> None:
+        private, self._private = self._private, []
+        try:
+            if self._graph is not None and private:
+                self._graph.close()
+            for block in private:
+                block.close()
+        except DeviceFault as fault:
+            if not fault.sticky:
+                raise
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except (AttributeError, DeviceFault):
+            pass  # never finished, or the device is gone

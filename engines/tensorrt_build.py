@@ -1,0 +1,258 @@
+"""``python -m taktd.engines.tensorrt_build``: an ONNX model becomes a TensorRT plan, in a process of its own.
+
+Reads one JSON request from standard input, writes JSON lines to standard output: ``{"progress": …}`` as often as the
+builder tells, then ``{"built": …}``, or ``{"error": {what, found, allowed, hint}}`` and exit 1. SIGTERM cancels at the
+builder's next step. The plan goes to the path of the request; who started this puts it into the cache.
+
+Precision is the model's: networks are strongly typed, FP16 and BF16 come from the ONNX types, INT8 and FP8 from its
+QuantizeLinear/DequantizeLinear pairs. There is no builder flag to lower it silently.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from taktd.engines.engine import EngineSpec
+from taktd.engines.errors import ModelRefused
+from taktd.engines.tensorrt_library import Library, find_library
+from taktd.engines.tensorrt_types import dtype_name
+
+__all__ = ["BuildRequest", "Shapes", "build_plan", "load_plugins", "profile_of"]
+
+WORKSPACE_BYTES: Final = 1 << 30
+Shapes = dict[str, list[list[int]]]  # input → [least, optimal, most] dimensions
+
+# Told as a warning by the parser where a 64-bit constant does not survive.
+_NARROWED: Final = re.compile(r"INT64.*(?:cast|narrow|clamp|out of range)|(?:clamp|out of).*INT64", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What to build. ``types``: the declared element type of each input and output; they must be the model's."""
+
+    model: str
+    output: str
+    shapes: Shapes
+    types: dict[str, str]
+    flavour: str = "auto"
+    device: int | None = 0  # None: no device is opened (TensorRT-RTX builds without one)
+    workspace_bytes: int = WORKSPACE_BYTES
+    optimization_level: int | None = None
+    timing_cache: str = ""
+    pin_tactics: bool = False
+    plugins: list[str] = field(default_factory=list)
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def profile_of(spec: EngineSpec) -> Shapes:
+    """The shapes an engine must cover: from one to ``max_batch`` jobs, open dimensions from 1 to their maximum."""
+    shapes: Shapes = {}
+    for tensor in spec.inputs:
+        least = [1 if open_ else dim for dim, open_ in zip(tensor.dims, tensor.symbolic, strict=True)]
+        best = list(tensor.dims)
+        if spec.max_batch > 1 and best:
+            best[0] *= spec.max_batch
+        shapes[tensor.name] = [least, best, best]
+    return shapes
+
+
+class _Cancelled(Exception):
+    pass
+
+
+def build_plan(library: Library, request: BuildRequest, tell: Any, cancelled: Any) -> bytes:
+    """The serialised plan. ``tell(phase, step, steps)``; ``cancelled()`` is asked at each step.
+
+    Raises ``ModelRefused``: the model does not parse (which node), does not build, or is not what was declared.
+    """
+    trt = library.module
+    library.log.clear()
+    builder = trt.Builder(library.logger)
+    load_plugins(library, builder.get_plugin_registry(), request.plugins)
+    network = builder.create_network(library.network_flags)
+    parser = trt.OnnxParser(network, library.logger)
+    if not parser.parse_from_file(request.model):
+        raise _parse_refusal(library, parser, request.model)
+    _check_narrowing(library, request.model)
+    _check_types(network, request)
+    config = builder.create_builder_config()
+    _configure(library, builder, network, config, request)
+    config.progress_monitor = _monitor(trt, tell, cancelled)
+    plan = builder.build_serialized_network(network, config)
+    if cancelled():
+        raise _Cancelled
+    if plan is None:
+        raise ModelRefused(
+            f"{library.name} can't build an engine from {request.model}",
+            found=library.log.errors(),
+            allowed="a model whose every operator has an implementation on this device, within the workspace",
+            hint="Raise the workspace limit, or export the model with other operators.",
+        )
+    _save_timing_cache(config, request)
+    return bytes(plan)
+
+
+def load_plugins(library: Library, registry: Any, paths: list[str]) -> None:
+    """Plugin libraries from the paths that the configuration lists, and no others. Raises ``ModelRefused``."""
+    for path in paths:
+        handle = registry.load_library(path) if Path(path).is_absolute() and Path(path).is_file() else None
+        if handle is None:
+            raise ModelRefused(
+                "a plugin library can't be loaded",
+                found=f"{path} ({library.log.errors()})",
+                allowed="absolute paths of shared libraries that contain TensorRT plugins",
+                hint="Correct the device's `plugins`.",
+            )
+
+
+def _parse_refusal(library: Library, parser: Any, model: str) -> ModelRefused:
+    told = []
+    for index in range(parser.num_errors):
+        error = parser.get_error(index)
+        where = f"node {error.node()} {error.node_name()!r} ({error.node_operator()}): " if error.node() >= 0 else ""
+        told.append(f"{where}{error.desc()} [{getattr(error.code(), 'name', error.code())}]")
+    return ModelRefused(
+        f"{library.name} can't read {model}",
+        found="; ".join(told) or library.log.errors(),
+        allowed="ONNX operators that TensorRT implements, or that a listed plugin does",
+        hint="Export the model with other operators, list a plugin, or run it on the CPU (`driver: cpu`).",
+    )
+
+
+def _check_narrowing(library: Library, model: str) -> None:
+    narrowed = [line for line in library.log.lines if _NARROWED.search(line)]
+    if narrowed:
+        raise ModelRefused(
+            f"{model} holds 64-bit integers that {library.name} would change",
+            found=narrowed[0],
+            allowed="INT64 constants that the library keeps exactly",
+            hint="Export the model with INT32, or with constants within its range.",
+        )
+
+
+def _check_types(network: Any, request: BuildRequest) -> None:
+    found = [network.get_input(i) for i in range(network.num_inputs)]
+    found += [network.get_output(i) for i in range(network.num_outputs)]
+    types = {tensor.name: dtype_name(tensor.dtype) for tensor in found}
+    for name, declared in request.types.items():
+        if types.get(name) != declared:
+            raise ModelRefused(
+                f"tensor {name!r} of {request.model} has another type on the GPU than declared",
+                found=types.get(name, "no such tensor"),
+                allowed=declared,
+                hint="Networks are strongly typed: inputs and outputs keep the types of the ONNX file.",
+            )
+    if set(types) != set(request.types):
+        raise ModelRefused(
+            f"{request.model} has other tensors than declared",
+            found=", ".join(sorted(types)),
+            allowed=", ".join(sorted(request.types)),
+            hint="Inspect the model again.",
+        )
+
+
+def _configure(library: Library, builder: Any, network: Any, config: Any, request: BuildRequest) -> None:
+    config.set_memory_pool_limit(library.member("MemoryPoolType", "WORKSPACE"), request.workspace_bytes)
+    if hasattr(config, "max_aux_streams"):
+        config.max_aux_streams = 0  # one stream: what is captured is one chain, and timing does not vary by overlap
+    tf32 = library.member("BuilderFlag", "TF32")
+    if tf32 is not None:
+        config.clear_flag(tf32)  # FP32 means FP32
+    if request.optimization_level is not None:
+        config.builder_optimization_level = request.optimization_level
+    if request.timing_cache and hasattr(config, "create_timing_cache"):
+        path = Path(request.timing_cache)
+        config.set_timing_cache(config.create_timing_cache(path.read_bytes() if path.is_file() else b""), False)
+        if request.pin_tactics:
+            for name in ("EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"):
+                flag = library.member("BuilderFlag", name)
+                if flag is not None:
+                    config.set_flag(flag)
+    profile = builder.create_optimization_profile()
+    dynamic = False
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        if -1 in tuple(tensor.shape):
+            least, best, most = request.shapes[tensor.name]
+            profile.set_shape(tensor.name, least, best, most)
+            dynamic = True
+    if dynamic and config.add_optimization_profile(profile) < 0:
+        raise ModelRefused(
+            "the shapes make no valid optimization profile",
+            found=f"{request.shapes} ({library.log.errors()})",
+            allowed="least ≤ optimal ≤ most in every dimension",
+            hint="Correct models.<name>.shapes.",
+        )
+
+
+def _save_timing_cache(config: Any, request: BuildRequest) -> None:
+    if request.timing_cache and not request.pin_tactics and hasattr(config, "get_timing_cache"):
+        cache = config.get_timing_cache()
+        if cache is not None:
+            Path(request.timing_cache).write_bytes(bytes(cache.serialize()))
+
+
+def _monitor(trt: Any, tell: Any, cancelled: Any) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self.steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            tell(phase_name, step + 1, self.steps.get(phase_name, 0))
+            return not cancelled()
+
+        def phase_finish(self, phase_name: str) -> None:
+            self.steps.pop(phase_name, None)
+
+    return Monitor()
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def main() -> int:
+    terminated: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request = BuildRequest(**json.loads(sys.stdin.readline()))
+    started_ns = time.monotonic_ns()
+    try:
+        library = find_library(request.flavour)
+        if request.device is not None:
+            from taktd.drivers.cuda import CudaDevice
+            from taktd.drivers.cuda_memory import DirectMemory
+
+            CudaDevice(request.device, lambda _: DirectMemory())
+        plan = build_plan(
+            library,
+            request,
+            lambda phase, step, steps: _say({"progress": {"phase": phase, "step": step, "steps": steps}}),
+            lambda: bool(terminated),
+        )
+        Path(request.output).write_bytes(plan)
+    except ModelRefused as refused:
+        _say({"error": refused.refusal})
+        return 1
+    except _Cancelled:
+        _say({"cancelled": True})
+        return 1
+    _say({"built": {"library": library.name, "bytes": len(plan), "build_ns": time.monotonic_ns() - started_ns}})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

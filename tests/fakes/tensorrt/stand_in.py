@@ -1,0 +1,19 @@
+"""Puts the stand-in for TensorRT, in a version of choice, where `import tensorrt` finds it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).resolve().parent / "site"
+VERSIONS = ("11.4.0.106", "10.16.1.11", "10.3.0")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSIONS[0]) -> None:
+    """For this process until the test ends, and for the processes that it starts."""
+    monkeypatch.setenv("FAKE_TENSORRT_VERSION", version)
+    monkeypatch.setenv("PYTHONPATH", str(SITE))
+    monkeypatch.syspath_prepend(str(SITE))
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)

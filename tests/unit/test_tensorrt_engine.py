@@ -1,0 +1,418 @@
+"""TensorRT on the simulated GPU: builds in their own process, refusals, faults, and what a job costs the driver."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from taktd.drivers.cuda import CudaDevice
+from taktd.drivers.fault import FaultKind
+from taktd.engines.engine import EngineSpec
+from taktd.engines.errors import DeviceFailure, ModelRefused
+from taktd.engines.inspect import inspect_model
+from taktd.engines.opening import GpuOptions, PlanMissing, build_request, open_engine, plan_identity, release
+from taktd.engines.plan_build import PlanBuild
+from taktd.engines.plan_cache import PlanCache
+from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
+from taktd.engines.tensorrt_build import build_plan, profile_of
+from taktd.engines.tensorrt_library import Library, find_library
+from taktd.engines.tensors import DTYPE_BY_NUMBER
+from tests import models
+from tests.conformance.test_engines import Slot, noise, spec_of
+from tests.fakes.cuda import simulated
+from tests.fakes.cuda.simulated import Simulated
+from tests.fakes.tensorrt import stand_in
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    stand_in.install(monkeypatch)
+    return find_library()
+
+
+@pytest.fixture
+def device(fake_cuda: Simulated) -> Iterator[CudaDevice]:
+    opened = CudaDevice(0)
+    yield opened
+    fake_cuda.heal()
+    opened.close()
+
+
+@pytest.fixture
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Processes that we start find the simulated GPU."""
+    (tmp_path / "fake").mkdir()
+    for name, value in simulated.environment(tmp_path / "fake").items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def built(library: Library, spec: EngineSpec, **options: object) -> bytes:
+    request = replace(build_request(spec, 0, GpuOptions("")), **options)  # type: ignore[arg-type]
+    return build_plan(library, request, lambda *_: None, lambda: False)
+
+
+def header(plan: bytes) -> dict[str, object]:
+    return json.loads(plan[16 : 16 + int.from_bytes(plan[8:16], "little")])
+
+
+@pytest.fixture
+def warm(library: Library, device: CudaDevice, tmp_path: Path) -> Iterator[WarmTensorRtEngine]:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    yield engine
+    engine.close()
+
+
+# What a job costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("integrated", [0, 1])
+@pytest.mark.parametrize("mem_ops", [1, 0])
+def test_a_job_is_one_graph_launch_and_no_allocation(
+    fake_cuda: Simulated, library: Library, tmp_path: Path, integrated: int, mem_ops: int
+) -> None:
+    fake_cuda.control.integrated, fake_cuda.control.mem_ops = integrated, mem_ops
+    device = CudaDevice(0)
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    before = fake_cuda.live()
+    for _ in range(20):
+        mark = fake_cuda.mark()
+        run()
+        counts = fake_cuda.counts_since(mark)
+        assert counts.pop("cuGraphLaunch") == 1
+        assert set(counts) <= ({"cuStreamQuery"} if mem_ops else {"cuEventRecord", "cuEventQuery"})
+    assert fake_cuda.live() == before
+    assert engine.completion == ("flag" if mem_ops else "event")
+    assert engine.notes == []
+    release(run)
+    engine.close()
+    device.close()
+
+
+def test_the_copies_of_a_discrete_gpu_go_straight_to_the_slot(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    pinned = fake_cuda.live()["pinned"]
+    run = engine.bind([obs.tensor], [actions.tensor])
+    live = fake_cuda.live()
+    assert live["registered"] == 2, "the pages of the slot's two tensors"
+    assert live["pinned"] == pinned + 1, "the completion flag, and no staging memory"
+    release(run)
+    engine.close()
+
+
+def test_slots_share_pages_and_give_them_back(fake_cuda: Simulated, warm: WarmTensorRtEngine) -> None:
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    runs = [warm.bind([obs.tensor], [actions.tensor]) for _ in range(3)]
+    assert fake_cuda.live()["registered"] == 2
+    for run in runs:
+        release(run)
+        release(run)
+    assert fake_cuda.live()["registered"] == 0
+
+
+def test_where_nothing_can_be_captured_it_says_so(fake_cuda: Simulated, warm: WarmTensorRtEngine) -> None:
+    fake_cuda.control.capture = 0
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = warm.bind([obs.tensor], [actions.tensor])
+    run()
+    assert actions.array.any()
+    assert len(warm.notes) == 1
+    assert "enqueued anew" in warm.notes[0]
+    release(run)
+
+
+def test_five_hundred_loads_leave_nothing(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    plan = built(library, spec)
+    obs, actions = Slot(np.zeros((1, 4), np.float32)), Slot(np.zeros((1, 2), np.float32))
+    before = fake_cuda.live()
+    for _ in range(500):
+        engine = TensorRtEngine(spec, device, library, plan).warm()
+        run = engine.bind([obs.tensor], [actions.tensor])
+        run()
+        release(run)
+        engine.close()
+    assert fake_cuda.live() == before
+    assert fake_cuda.leaked() == 0 or fake_cuda.live()["context"] == 1
+
+
+def test_urgency_is_the_priority_of_the_stream(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    engine = TensorRtEngine(spec, device, library, built(library, spec), urgency=2).warm()
+    assert engine.stream.priority == -2
+    engine.close()
+
+
+# Faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (simulated.ECC, FaultKind.ECC),
+        (simulated.LAUNCH_TIMEOUT, FaultKind.LAUNCH_TIMEOUT),
+        (simulated.UNKNOWN, FaultKind.DEVICE_LOST),
+        (simulated.ILLEGAL_ADDRESS, FaultKind.LAUNCH_FAILED),
+    ],
+)
+def test_a_fault_during_a_run_is_a_failure_that_sticks(
+    fake_cuda: Simulated, warm: WarmTensorRtEngine, error: int, kind: FaultKind
+) -> None:
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = warm.bind([obs.tensor], [actions.tensor])
+    fake_cuda.inject("execute", error, times=1)
+    for _ in range(2):
+        with pytest.raises(DeviceFailure) as caught:
+            run()
+        assert caught.value.fault.kind is kind
+        assert caught.value.fault.sticky
+
+
+def test_a_lost_device_is_noticed_at_the_next_job(fake_cuda: Simulated, warm: WarmTensorRtEngine) -> None:
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = warm.bind([obs.tensor], [actions.tensor])
+    fake_cuda.control.lost = simulated.UNKNOWN
+    with pytest.raises(DeviceFailure) as caught:
+        run()
+    assert caught.value.fault.kind is FaultKind.DEVICE_LOST
+
+
+def test_a_hanging_device_ends_the_run_in_time(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    engine = TensorRtEngine(spec, device, library, built(library, spec), timeout_ns=20_000_000).warm()
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    fake_cuda.control.hang = 1
+    start = time.monotonic_ns()
+    with pytest.raises(DeviceFailure) as caught:
+        run()
+    assert time.monotonic_ns() - start >= 20_000_000
+    assert caught.value.fault.kind is FaultKind.LAUNCH_TIMEOUT
+
+
+def test_too_little_memory_at_load_is_told_and_leaves_nothing(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    spec = spec_of(models.identity(tmp_path / "m.onnx", (1 << 20,)))
+    plan = built(library, spec)
+    fake_cuda.control.memory_bytes = 6 << 20
+    before = fake_cuda.live()
+    with pytest.raises(DeviceFailure) as caught:
+        TensorRtEngine(spec, device, library, plan).warm()
+    assert caught.value.fault.kind is FaultKind.OUT_OF_MEMORY
+    assert not caught.value.fault.sticky
+    assert fake_cuda.live() == before
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_another_version_or_card_is_refused(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    plan = built(library, spec)
+    stand_in.install(monkeypatch, "10.3.0")
+    with pytest.raises(ModelRefused, match=r"built with version 11\.4\.0\.106"):
+        TensorRtEngine(spec, device, find_library(), plan)
+    fake_cuda.control.compute_major = 9
+    with pytest.raises(ModelRefused, match=r"built on Simulated GPU 8\.9"):
+        TensorRtEngine(spec, device, library, plan)
+    with pytest.raises(ModelRefused, match="magic tag"):
+        TensorRtEngine(spec, device, library, b"no plan at all")
+
+
+def test_a_plan_that_does_not_cover_the_shapes_is_refused(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "m.onnx", batch="N", sizes=(4, 2))
+    plan = built(library, spec_of(path, {}, 2))
+    TensorRtEngine(spec_of(path, {}, 2), device, library, plan)
+    with pytest.raises(ModelRefused, match=r"does not cover the shape of input 'obs': found \[1, 4\] to \[2, 4\]"):
+        TensorRtEngine(spec_of(path, {}, 3), device, library, plan)
+
+
+def test_a_plan_of_another_model_is_refused(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    plan = built(library, spec_of(models.identity(tmp_path / "other.onnx", (1, 4))))
+    with pytest.raises(ModelRefused, match="other tensors than declared"):
+        TensorRtEngine(spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2))), device, library, plan)
+
+
+def test_the_node_without_a_kernel_is_named(library: Library, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    model = onnx.load(spec.path)
+    model.graph.node.insert(0, helper.make_node("Teleport", ["obs"], ["z"], name="beam", domain="custom"))
+    onnx.save(model, spec.path)
+    with pytest.raises(ModelRefused, match=r"node 0 'beam' \(Teleport\).*UNSUPPORTED_NODE"):
+        built(library, spec)
+
+
+def test_other_types_than_declared_are_refused(library: Library, tmp_path: Path) -> None:
+    """An FP16 model whose tensors the configuration calls FP32."""
+    path = models.save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [models.value("x", 10, (1, 4))],
+        [models.value("y", 10, (1, 4))],
+    )
+    spec = spec_of(path)
+    fp32 = tuple(replace(t, dtype=DTYPE_BY_NUMBER[1]) for t in spec.inputs)
+    with pytest.raises(ModelRefused, match=r"'x'.*found FP16; allowed: FP32"):
+        built(library, replace(spec, inputs=fp32))
+
+
+def test_constants_that_would_be_narrowed_are_refused(library: Library, tmp_path: Path) -> None:
+    spec = spec_of(models.identity(tmp_path / "m.onnx", (4,), models.INT64))
+    parse = library.module.OnnxParser.parse_from_file
+
+    def warning(self: object, model: str) -> bool:
+        library.logger.log(library.module.ILogger.Severity.WARNING, "INT64 weights out of range will be clamped")
+        return bool(parse(self, model))
+
+    library.module.OnnxParser.parse_from_file = warning
+    with pytest.raises(ModelRefused, match="64-bit integers"):
+        built(library, spec)
+
+
+def test_plugins_come_from_listed_absolute_paths_only(library: Library, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    there = tmp_path / "plugin.so"
+    there.touch()
+    built(library, spec, plugins=[str(there)])
+    for wrong in (str(tmp_path / "missing.so"), "plugin.so"):
+        with pytest.raises(ModelRefused, match="plugin library"):
+            built(library, spec, plugins=[wrong])
+
+
+def test_a_missing_library_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModelRefused, match="apt install python3-libnvinfer"):
+        find_library()
+
+
+def test_the_builder_is_told_what_makes_timing_deterministic(library: Library, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", batch="N", sizes=(4, 2)), {}, 4)
+    cache = tmp_path / "timing"
+    told = header(built(library, spec, timing_cache=str(cache), optimization_level=5, workspace_bytes=123456))
+    assert told["aux_streams"] == 0
+    assert told["limits"] == {"WORKSPACE": 123456}
+    assert told["level"] == 5
+    assert told["flags"] == []
+    assert told["profiles"] == [{"obs": [[1, 4], [4, 4], [4, 4]]}]
+    assert cache.read_bytes()
+    pinned = header(built(library, spec, timing_cache=str(cache), pin_tactics=True))
+    assert pinned["flags"] == ["EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"]
+
+
+def test_the_profile_covers_one_job_to_a_full_batch(tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "m.onnx", batch="N", sizes=(4, 2))
+    assert profile_of(spec_of(path)) == {"obs": [[1, 4], [1, 4], [1, 4]]}
+    assert profile_of(spec_of(path, {}, 8)) == {"obs": [[1, 4], [8, 4], [8, 4]]}
+
+
+# Builds -----------------------------------------------------------------------------------------------------------
+
+
+def start(
+    library: Library, device: CudaDevice, spec: EngineSpec, folder: Path, limit_ns: int = 60 * SECOND
+) -> tuple[PlanBuild, GpuOptions]:
+    options = GpuOptions(str(folder / "cache"))
+    digest = inspect_model(Path(spec.path), {})["digest"]
+    identity = plan_identity(spec, digest, device, device.driver_version, library, options)
+    request = build_request(spec, device.index, options)
+    return PlanBuild(request, identity, PlanCache(folder / "cache"), limit_ns=limit_ns), options
+
+
+def test_a_build_goes_from_missing_to_serving(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    digest = inspect_model(Path(spec.path), {})["digest"]
+    options = GpuOptions(str(tmp_path / "cache"))
+    with pytest.raises(PlanMissing) as missing:
+        open_engine(spec, device, model_digest=digest, options=options)
+    assert missing.value.why == ""
+    build, _ = start(library, device, spec, tmp_path)
+    assert build.wait().manifest["identity"]["library"] == "tensorrt 11.4.0.106"
+    assert (build.progress.phase, build.progress.step, build.progress.steps) == ("Building Engine", 5, 5)
+    engine = open_engine(spec, device, model_digest=digest, options=options).warm()
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    run()
+    assert actions.array.any()
+    release(run)
+    engine.close()  # type: ignore[attr-defined]
+    path = next((tmp_path / "cache").glob("*.plan"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(PlanMissing, match="damaged"):
+        open_engine(spec, device, model_digest=digest, options=options)
+
+
+def test_a_build_can_be_cancelled(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_TENSORRT_STEP_S", "0.2")
+    build, _ = start(library, device, spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2))), tmp_path)
+    while build.progress.step == 0:
+        assert build.poll() is None
+        time.sleep(0.01)
+    build.cancel()
+    with pytest.raises(ModelRefused, match="found cancelled"):
+        build.wait()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_build_ends_at_its_limit(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_TENSORRT_STEP_S", "5")
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    build, _ = start(library, device, spec, tmp_path, limit_ns=SECOND)
+    monkeypatch.setattr("taktd.engines.plan_build.CANCEL_GRACE_NS", 100_000_000)
+    with pytest.raises(ModelRefused, match="not finished within 1 s"):
+        build.wait()
+
+
+def test_a_build_that_fails_says_why(children: Path, library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    Path(spec.path).write_bytes(b"rubbish")
+    options = GpuOptions(str(tmp_path / "cache"))
+    identity = plan_identity(spec, "0", device, 0, library, options)
+    build = PlanBuild(build_request(spec, 0, options), identity, PlanCache(tmp_path / "cache"), limit_ns=60 * SECOND)
+    with pytest.raises(ModelRefused, match="MODEL_DESERIALIZE_FAILED"):
+        build.wait()
+
+
+def test_a_builder_that_dies_is_told(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_CRASH", "1")
+    monkeypatch.setenv("FAKE_CUDA_CONTROL", "")
+    build, _ = start(library, device, spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2))), tmp_path)
+    with pytest.raises(ModelRefused, match="signal"):
+        build.wait()
