@@ -20,7 +20,8 @@ Dated = tuple[int, int, int, Job]
 def batch_size(
     now_ns: int,
     candidates: Sequence[Job],
-    dated: list[Dated],
+    dated: Sequence[Dated],
+    dated_cost_ns: int,
     cost_ns: Sequence[int],
     preferred: Sequence[int],
     limit_ns: int,
@@ -28,9 +29,9 @@ def batch_size(
     """How many of `candidates` (the first is certain) go together, starting at now_ns.
 
     candidates: jobs of one model in the order in which they would join; dated: every queued
-    best-effort job that has a deadline, candidates too, in any order; cost_ns[n - 1]: cost of a batch of n;
-    limit_ns: longest dispatch that may start now. The largest preferred size that can be had, else the largest size;
-    where that breaks a deadline, half of it and so on.
+    best-effort job that has a deadline, candidates too, sorted; dated_cost_ns: what they take one by one;
+    cost_ns[n - 1]: cost of a batch of n; limit_ns: longest dispatch that may start now. The largest preferred size that
+    can be had, else the largest size; where that breaks a deadline, half of it and so on.
     """
     most = min(len(candidates), len(cost_ns))
     while most > 1 and cost_ns[most - 1] > limit_ns:
@@ -38,10 +39,9 @@ def batch_size(
     most = _members_in_time(now_ns, candidates[:most], cost_ns)
     if most == 1:
         return 1
-    first = candidates[0]
-    dated.sort()
     for size in _sizes(most, preferred):
-        if cost_ns[size - 1] <= limit_ns and _keeps(now_ns, first, candidates[:size], cost_ns[size - 1], dated):
+        if cost_ns[size - 1] <= limit_ns and _keeps(now_ns + cost_ns[size - 1], now_ns, candidates[:size], dated,
+                                                    dated_cost_ns):  # fmt: skip
             return size
     return 1
 
@@ -65,17 +65,25 @@ def _sizes(most: int, preferred: Sequence[int]) -> list[int]:
     return sizes
 
 
-def _keeps(now_ns: int, first: Job, batch: Sequence[Job], batch_cost_ns: int, dated: Sequence[Dated]) -> bool:
-    """Whether everybody makes it who would if `first` went alone and all others followed, one by one, by deadline.
+def _keeps(batched_ns: int, now_ns: int, batch: Sequence[Job], dated: Sequence[Dated], dated_cost_ns: int) -> bool:
+    """Whether everybody makes it who would if the batch's first job went alone and all others followed, one by one, by
+    deadline; the batch ends at batched_ns.
 
-    Jobs without a deadline come after all others then and need no look; who can't make it takes no time."""
-    batched_ns = now_ns + batch_cost_ns
+    Jobs without a deadline come after all others then and need no look; who can't make it takes no time. The look ends
+    where all that is left is done by the next deadline: then everybody left makes it, whoever else would have."""
+    if not dated or batched_ns + dated_cost_ns <= dated[0][0]:
+        return True
+    first = batch[0]
     members = {id(job) for job in batch}
     alone_ns = now_ns + first.cost_ns
+    rest_ns = dated_cost_ns
     for deadline_ns, _, _, job in dated:
+        if batched_ns + rest_ns <= deadline_ns:
+            return True
+        cost_ns = job.cost_ns
+        rest_ns -= cost_ns
         if job is first:
             continue
-        cost_ns = job.cost_ns
         makes_it = alone_ns + cost_ns <= deadline_ns
         if makes_it:
             alone_ns += cost_ns

@@ -316,32 +316,28 @@ class Scheduler:
         self._best_effort.hold_until_ns = 0
         if self._backlog and self._share_owed(now_ns) and self._start_best_effort(now_ns):
             return True
-        further: Loop | None = None
-        for _, _, loop in self._timers:
-            if loop.clock:
+        further = -1
+        timers = self._timers
+        for index, (_, _, loop) in enumerate(timers):
+            if loop.clock or not self._may_start_early(loop, now_ns):
                 continue
-            if now_ns < loop.early_again_ns:
-                if further is None and self._may_start_early(loop, now_ns):
-                    further = loop
-            elif self._may_start_early(loop, now_ns):
+            if now_ns >= loop.early_again_ns:
                 loop.early_again_ns = now_ns + loop.period_ns
-                self._start_early(loop, now_ns)
+                del timers[index]
+                self._start_loop(loop, now_ns)
                 return True
+            if further < 0:
+                further = index
         if self._backlog and self._start_best_effort(now_ns):
             return True
-        if further is not None:
-            self._start_early(further, now_ns)
+        if further >= 0:
+            self._start_loop(timers.pop(further)[2], now_ns)
             return True
         return False
 
     def _may_start_early(self, loop: Loop, now_ns: int) -> bool:
         cost_ns = loop.cost_ns
         return cost_ns <= self._max_dispatch_ns or now_ns + cost_ns <= self._next_release(now_ns, loop)
-
-    def _start_early(self, loop: Loop, now_ns: int) -> None:
-        assert loop.head is not None
-        self._arrivals.unplace(loop, loop.head)
-        self._start_loop(loop, now_ns)
 
     def _start_best_effort(self, now_ns: int) -> bool:
         limit_ns = self._max_dispatch_ns
@@ -382,7 +378,8 @@ class Scheduler:
         if not self._share_ppm:
             return False
         if now_ns >= self._window_end_ns:
-            self._window_end_ns = now_ns + SHARE_WINDOW_NS
+            # Windows begin at fixed times, so that it does not matter who looked first (a recording has fewer looks).
+            self._window_end_ns = now_ns - now_ns % SHARE_WINDOW_NS + SHARE_WINDOW_NS
             self._window_ns = 0
         elapsed_ns = now_ns - self._window_end_ns + SHARE_WINDOW_NS
         return self._window_ns * 1_000_000 <= self._share_ppm * elapsed_ns

@@ -157,8 +157,9 @@ deadlines = st.lists(st.one_of(st.just(0), st.integers(1, 80)), min_size=1, max_
 def test_a_batch_breaks_no_deadline_that_unbatched_edf_keeps(costs, mine, theirs, other_cost, preferred):
     candidates = [queued_job(n, deadline and START_NS + deadline, costs[0]) for n, deadline in enumerate(mine)]
     others = [queued_job(n, START_NS + deadline, other_cost, 1) for n, deadline in enumerate(theirs) if deadline]
-    dated = [(job.deadline_ns, job.sequence, job.lane, job) for job in [*candidates, *others] if job.deadline_ns]
-    size = batch_size(START_NS, candidates, dated, costs, tuple(preferred), NEVER)
+    dated = sorted((job.deadline_ns, job.sequence, job.lane, job) for job in [*candidates, *others] if job.deadline_ns)
+    total = sum(job.cost_ns for *_, job in dated)
+    size = batch_size(START_NS, candidates, dated, total, costs, tuple(preferred), NEVER)
     kept = kept_unbatched(candidates[0], [*candidates[1:], *others])
     end_ns = START_NS + costs[size - 1]
     made = {id(job) for job in candidates[:size] if end_ns <= job.deadline_ns}
