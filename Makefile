@@ -18,12 +18,13 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-slow lint bench sanitize fuzz deb constraints clean
+.PHONY: help demo test test-slow test-gpu-fakes lint bench sanitize fuzz deb constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
 	@echo "make test       linters and tests, under 10 minutes"
 	@echo "make test-slow  the tests that take minutes each"
+	@echo "make test-gpu-fakes  the GPU path with the real pycuda, compiled once (minutes), on a simulated driver"
 	@echo "make lint       ruff, mypy, layering, links, documents (part of make test)"
 	@echo "make sanitize   the C core under the address and undefined-behaviour sanitizers"
 	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS"
@@ -39,6 +40,11 @@ test: $(VENV)/.core $(VENV)/.tests
 
 test-slow: $(VENV)/.core $(VENV)/.tests
 	@$(PY) -m pytest -q -m slow $(ARGS)
+
+test-gpu-fakes: $(VENV)/.core $(VENV)/.tests
+	@PYTHONPATH=. $(PY) tests/fakes/cuda/pycuda_wheel.py build/gpu-fakes
+	@PYTHONPATH=build/gpu-fakes/site $(PY) -m pytest -q tests/conformance tests/unit/test_pycuda.py \
+	  tests/unit/test_cuda_driver.py tests/unit/test_tensorrt_engine.py $(ARGS)
 
 lint: $(VENV)/.core $(VENV)/.tests
 	@$(PY) -m pytest -q tests/unit/test_style.py $(ARGS)

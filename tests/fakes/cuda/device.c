@@ -232,9 +232,8 @@ static void push(struct fake_context *context)
     fake_current = context;
 }
 
-API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+static CUresult create(CUcontext *context, unsigned flags, CUdevice device)
 {
-    ENTER(cuCtxCreate);
     NEEDS_INIT();
     NEEDS_DEVICE(device);
     struct fake_context *made = calloc(1, sizeof *made);
@@ -246,6 +245,18 @@ API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
     push(made);
     *context = made;
     return leave(OK);
+}
+
+API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+{
+    ENTER(cuCtxCreate);
+    return create(context, flags, device);
+}
+
+API CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device)
+{
+    ENTER(cuCtxCreate);
+    return parameters ? leave(NOT_SUPPORTED) : create(context, flags, device);
 }
 
 API CUresult cuCtxDestroy_v2(CUcontext context)

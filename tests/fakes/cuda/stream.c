@@ -416,3 +416,5 @@ API CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
     *ms = (float)((double)(int64_t)(end->time_ns - start->time_ns) / 1e6);
     return leave(OK);
 }
+
+API CUresult cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end) { return cuEventElapsedTime(ms, start, end); }
