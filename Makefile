@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-slow test-gpu-fakes lint bench sanitize fuzz deb constraints clean
+.PHONY: help demo test test-slow test-gpu-fakes lint bench sanitize fuzz proto deb constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
@@ -30,6 +30,7 @@ help:
 	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS"
 	@echo "make bench      bench/results.json and the table in docs/performance.md; best as root"
 	@echo "make deb        the Debian packages"
+	@echo "make proto      the Python modules that are generated from ipc/grpc/*.proto"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows, with: $(PYTHONS)"
 
 demo: $(VENV)/.core
@@ -102,6 +103,9 @@ $(VENV)/.core: $(CORE) $(VENV)/.packages
 	$(call say,[3/3] compiling the C core)
 	@$(PY) setup.py -q build_ext --inplace
 	@touch $@
+
+proto: $(VENV)/.tests
+	@$(PY) -m taktd.ipc.grpc.generate
 
 constraints: $(VENV)/.made
 	@$(PY) packaging/pin.py $(PYTHONS)
