@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from taktd.daemon import config_messages
+from taktd.daemon.config_engines import Cost, NonFinite, SimulatedOutputs, Verify, Version, default_outputs
+from taktd.daemon.config_fallback import Fallbacks, fallback_errors
 from taktd.daemon.config_messages import Setting, nearest, translated
 from taktd.daemon.config_values import (
     NAME,
@@ -138,6 +140,30 @@ class Device(Section):
         default_factory=lambda: BestEffort.model_validate({"\0mode": "auto"}),
         description="What may run without a reservation: auto (at most 10 ms and a share of 0.1), off, or bounds.",
     )
+    cost: Cost = Field(
+        default=((1_000_000, 1_000_000),),
+        description="With driver: sim, what a run takes: 2ms, {least: 1ms, most: 2ms}, or percentiles"
+        " {p50: 1ms, p99: 2ms, max: 3ms}. Default: 1ms.",
+    )
+    outputs: SimulatedOutputs = Field(
+        default_factory=default_outputs,
+        description="With driver: sim, what a run answers: identity, onnx (really run on the CPU), or a constant."
+        " Default: identity.",
+    )
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
+        default=1, description="With driver: sim, where the draws of cost begin."
+    )
+
+    @model_validator(mode="after")
+    def _simulated_only(self) -> Device:
+        problems = [
+            Problem(key, "has no meaning here", "", "only with driver: sim", "add `driver: sim` or remove it")
+            for key in ("cost", "outputs", "seed")
+            if key in self.model_fields_set and self.driver != "sim"
+        ]
+        if problems:
+            raise refuse_all(problems)
+        return self
 
 
 class Batching(Section):
@@ -164,7 +190,12 @@ class Model(Section):
 
     name: Own
     path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="The ONNX file, relative to the file that says so."
+        description="The ONNX file, or with `version` a folder of versions; relative to the file that says so."
+    )
+    version: Version = Field(
+        default=None,
+        description="With a folder: `latest` (the one activated last, else the highest) or a number."
+        " Default: path is a file.",
     )
     shapes: dict[str, tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...]] = Field(
         default_factory=dict, description="Per input: its (largest) shape, where the file leaves dimensions open."
@@ -174,6 +205,13 @@ class Model(Section):
         description="Where best effort runs. Default: the device of its first loop, else the first device.",
     )
     batching: Batching | None = Field(default=None, description="Batching of best-effort jobs. Default: none.")
+    verify: Verify = Field(
+        default_factory=Verify, description="Comparison with ONNX Runtime on the CPU before an engine serves."
+    )
+    non_finite: dict[str, NonFinite] = Field(
+        default_factory=dict,
+        description="Per output, NaN and infinity: forbid (the job fails), flag (counted), allow. Default: allow.",
+    )
     slots: Annotated[int, Field(ge=3, le=64)] = Field(default=4, description="Jobs a client can have in flight.")
     allow: Allow = Field(default_factory=_default_allow, description="Who may attach. Default: group taktd.")
 
@@ -219,6 +257,17 @@ class Loop(Section):
     on_stale: Literal["skip", "hold", "run"] = Field(
         default="skip", description="With trigger: clock and a stale input: no job, the last answer again, or run."
     )
+    fallback: Fallbacks = Field(
+        default=(),
+        description="Who answers when the device does not, in order: devices, last hold or {constant: {output: [..]}}.",
+    )
+    fallback_uncertified: bool = Field(
+        default=False, description="Accept a fallback that is not admissible; the loop is then not certified."
+    )
+    probation_ns: DurationOrZero = Field(
+        default=3_000_000_000, alias="probation",
+        description="How long a new engine is watched for misses and failures before the old one is let go.",
+    )  # fmt: skip
     slots: Annotated[int, Field(ge=3, le=64)] = Field(default=4, description="Jobs a client can have in flight.")
     allow: Allow = Field(default_factory=_default_allow, description="Who may attach. Default: group taktd.")
 
@@ -244,6 +293,9 @@ def _loop_problems(loop: Loop) -> Iterable[Problem]:
         yield Problem("mk", "is no promise", found, "[m, k] with 1 ≤ m ≤ k ≤ 1000")
     if loop.phase_ns >= loop.period_ns:
         yield Problem("phase", "is not within a period", format_duration(loop.phase_ns), f"less than {period}")
+    if loop.fallback_uncertified and not any(f.kind == "device" for f in loop.fallback):
+        hint = "add `fallback` or remove it"
+        yield Problem("fallback_uncertified", "has no meaning here", "", "only with a fallback to a device", hint)
     if loop.trigger == "client":
         for key, field in (("phase", "phase_ns"), ("max_age", "max_age_ns"), ("on_stale", "on_stale")):
             if field in loop.model_fields_set:
@@ -317,10 +369,22 @@ class Configuration(Section):
     admission: Admission = Field(default_factory=Admission, description="What happens when not everything fits.")
     limits: Limits = Field(default_factory=Limits, description="What clients may take.")
     recording: Recording = Field(default_factory=Recording, description="The flight recorder.")
+    allow_faults: bool = Field(
+        default=False, description="Whether `taktctl fault inject` may make simulated devices fail."
+    )
 
     def loops_on(self, device: str) -> tuple[Loop, ...]:
         """The device's loops in configuration order."""
         return tuple(loop for loop in self.loops.values() if loop.device == device)
+
+    def stand_ins_on(self, device: str) -> tuple[tuple[Loop, str], ...]:
+        """Loops of other devices that this one stands in for, each with the model it then runs."""
+        return tuple(
+            (loop, one.model or loop.model)
+            for loop in self.loops.values()
+            for one in loop.fallback
+            if one.kind == "device" and one.device == device
+        )
 
     def models_on(self, device: str) -> tuple[Model, ...]:
         """Models whose engine the device needs: for one of its loops, or for best effort."""
@@ -387,6 +451,7 @@ def _reference_errors(tree: Tree) -> Iterable[ConfigError]:
                     hint=nearest(found, known),
                 )
     yield from _crowded(tree, sections["loops"], list(sections["devices"]))
+    yield from fallback_errors(tree, list(sections["devices"]), list(sections["models"]), sections["loops"])
     if len(sections["devices"]) > 1:
         for name, item in sections["loops"].items():
             if isinstance(item, dict) and "device" not in item:
@@ -420,7 +485,11 @@ def _completed(configuration: Configuration, tree: Tree) -> Configuration:
     for name, model in configuration.models.items():
         home = next((loop.device for loop in loops.values() if loop.model == name), first)
         folder = Path(tree.mark(("models", name, "path"))[0]).absolute().parent
-        models[name] = model.model_copy(update={"device": model.device or home, "path": str(folder / model.path)})
+        update = {"device": model.device or home, "path": str(folder / model.path)}
+        if model.verify.samples is not None:
+            said_in = Path(tree.mark(("models", name, "verify", "samples"))[0]).absolute().parent
+            update["verify"] = model.verify.model_copy(update={"samples": str(said_in / model.verify.samples)})
+        models[name] = model.model_copy(update=update)
     return configuration.model_copy(update={"loops": loops, "models": models})
 
 

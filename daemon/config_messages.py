@@ -24,8 +24,8 @@ def translated(tree: Tree, error: ValidationError, root: type[Section]) -> list[
         path: KeyPath = tuple(step for step in item["loc"] if step not in (NAME, "[key]"))
         if item["type"] == "rule":
             for problem in item.get("ctx", {}).get("problems", ()):
-                place = (*path, problem.key) if problem.key else path
-                found = problem.found or ("" if problem.key else shown(item["input"]))
+                place = path if problem.key == "" else (*path, problem.key)
+                found = problem.found or (shown(item["input"]) if problem.key == "" else "")
                 result.append(tree.error(place, problem.what, found=found, allowed=problem.allowed, hint=problem.hint))
         else:
             result.append(_builtin_error(tree, path, dict(item), root))

@@ -32,14 +32,14 @@ T = TypeVar("T")
 class Problem:
     """One thing wrong; key names a key below the place that is judged, "" the place itself."""
 
-    key: str
+    key: str | int
     what: str
     found: str = ""
     allowed: str = ""
     hint: str = ""
 
 
-def refuse(what: str, allowed: str = "", hint: str = "", key: str = "", found: str = "") -> PydanticCustomError:
+def refuse(what: str, allowed: str = "", hint: str = "", key: str | int = "", found: str = "") -> PydanticCustomError:
     """A refusal by one of our own rules."""
     return refuse_all([Problem(key, what, found, allowed, hint)])
 
