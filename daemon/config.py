@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from taktd.daemon import config_messages
 from taktd.daemon.config_engines import Cost, NonFinite, SimulatedOutputs, Verify, Version, default_outputs
 from taktd.daemon.config_fallback import Fallbacks, fallback_errors
+from taktd.daemon.config_front_doors import Grpc, Http, HttpSetting, ZeroMq, ZeroMqSetting, default_grpc
 from taktd.daemon.config_messages import Setting, nearest, translated
 from taktd.daemon.config_values import (
     NAME,
@@ -269,6 +270,7 @@ class Loop(Section):
         description="How long a new engine is watched for misses and failures before the old one is let go.",
     )  # fmt: skip
     slots: Annotated[int, Field(ge=3, le=64)] = Field(default=4, description="Jobs a client can have in flight.")
+    publish: bool = Field(default=False, description="Send each completion, outputs included, to events.sock.")
     allow: Allow = Field(default_factory=_default_allow, description="Who may attach. Default: group taktd.")
 
     @model_validator(mode="after")
@@ -330,6 +332,22 @@ class Limits(Section):
     lane_memory_per_uid_bytes: Size = Field(
         alias="lane_memory_per_uid", default=512 << 20, description="Memory of one uid's lanes of models."
     )
+    jobs: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=1024, description="Requests in the gateway, waiting or running, in all."
+    )
+    jobs_per_uid: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=256, description="Requests of one uid, gRPC listener or certificate."
+    )
+    job_memory_bytes: Size = Field(
+        alias="job_memory", default=512 << 20, description="Tensors of all requests in the gateway together."
+    )
+    job_memory_per_uid_bytes: Size = Field(
+        alias="job_memory_per_uid", default=256 << 20, description="Tensors of one uid's, listener's or certificate's."
+    )
+    message_bytes: Size = Field(alias="message", default=64 << 20, description="One request, over gRPC or ZeroMQ.")
+    gateway_lanes: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=8, description="Lanes of one model that the gateway holds for its clients."
+    )
 
 
 class Recording(Section):
@@ -369,6 +387,11 @@ class Configuration(Section):
     admission: Admission = Field(default_factory=Admission, description="What happens when not everything fits.")
     limits: Limits = Field(default_factory=Limits, description="What clients may take.")
     recording: Recording = Field(default_factory=Recording, description="The flight recorder.")
+    grpc: Grpc = Field(
+        default_factory=default_grpc, description="Where gRPC listens: off, one listener, or a list of them."
+    )
+    zmq: ZeroMqSetting = Field(default_factory=ZeroMq, description="Requests and events over ZeroMQ, or off.")
+    http: HttpSetting = Field(default_factory=Http, description="/metrics and /health, or off.")
     allow_faults: bool = Field(
         default=False, description="Whether `taktctl fault inject` may make simulated devices fail."
     )
