@@ -43,7 +43,7 @@ YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its co
 
 OK, EXPIRED, FAILED, CANCELLED, DETACHED = 0, 1, 4, 6, 7
 FLAG_OVERRUN, EARLY = 2, 8
-ENTRY_CANCEL, ENTRY_ANSWERED, ENTRY_ENDED = 2, 0x4000, 0x8000
+ENTRY_SHAPES, ENTRY_CANCEL, ENTRY_UNRECORDED, ENTRY_ANSWERED, ENTRY_ENDED = 1, 2, 0x2000, 0x4000, 0x8000
 NO_PATH, PRIMARY, STAND_IN, HOLD = 0, 1, 2, 3
 WOKE_CONTROL = 2
 
@@ -74,6 +74,7 @@ class Executor:
         self._chore_since_ns = 0
         self._duty_due_ns = 0
         self._spin_until_ns = 0
+        self._waited_for = (-1, -1)  # what the last recorded decision to wait said
 
     # ---- the real-time path ----
 
@@ -111,7 +112,10 @@ class Executor:
         elif flags == ENTRY_ENDED:
             self.table.ended(lane, deadline_ns, now_ns)
         else:
-            self.lanes[lane].shaped.add(slot)
+            if flags & ENTRY_SHAPES:
+                self.lanes[lane].shaped.add(slot)
+            if flags & ENTRY_UNRECORDED:
+                self.recorder.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
             job = self.scheduler.submit(lane, sequence, slot, release_ns, deadline_ns, now_ns)
             self.server.expect(lane, slot, job.latest_start_ns)
 
@@ -129,7 +133,7 @@ class Executor:
             status = FAILED
             self.table.failed(lane, failure)
         ended_ns = self.server.end()
-        if ended_ns <= job.deadline_ns and ended_ns - now_ns <= job.cost_ns:
+        if (ended_ns <= job.deadline_ns or not job.deadline_ns) and ended_ns - now_ns <= job.cost_ns:
             # In time and within its cost: nothing to explain, so the answer goes out before the books are kept.
             flags = EARLY if job.early else 0
             self.server.complete(job.lane, job.slot, status, flags, self.path, NONE, 0, ended_ns, job.deadline_ns)
@@ -210,6 +214,9 @@ class Executor:
             return
         until_ns = wait.until_ns
         predicted_ns = wait.spin_from_ns
+        if self._waited_for != (until_ns, predicted_ns):  # to wait on for the same says nothing new
+            self._waited_for = (until_ns, predicted_ns)
+            self.recorder.waiting(until_ns, predicted_ns, now_ns, self.duty.yielding)
         if self.table.chores:
             gap_ns = min(until_ns or NEVER, predicted_ns or NEVER) - now_ns
             self._chore_since_ns = self._chore_since_ns or now_ns

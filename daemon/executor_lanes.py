@@ -210,6 +210,8 @@ class LaneTable:
         elif loop["name"] in self._costs["tasks"]:
             order = list(self._loops).index(lane)
             task = task_of(loop, order, self._costs["tasks"][loop["name"]])
+            if task.on_late_run:
+                self._server.runs_late(lane)
             self._scheduler.add_loop(lane, task)
             self._recorder.add(lane, task, _core.now())
 
@@ -230,8 +232,8 @@ class LaneTable:
     def ended(self, lane: int, reason: int, now_ns: int) -> None:
         """The core has ended a lane whose client broke the protocol; the supervisor closes the connection."""
         if lane in self.lanes:
-            self._scheduler.reset(lane, now_ns)
-            self._recorder.reset(lane, now_ns)
+            self._scheduler.reset(lane, now_ns, attached=False)
+            self._recorder.reset(lane, now_ns, attached=False)
         self._link.send({"op": "lane.ended", "lane": lane, "reason": reason})
 
     # ---- while serving ----

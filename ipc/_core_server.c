@@ -245,6 +245,17 @@ static PyObject *server_expect(PyObject *self, PyObject *const *args, Py_ssize_t
 	Py_RETURN_NONE;
 }
 
+static PyObject *server_runs_late(PyObject *self, PyObject *number)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+
+	if (!server || !(lane = get_lane(server, number)))
+		return NULL;
+	takt_server_runs_late(server, lane->index);
+	Py_RETURN_NONE;
+}
+
 static PyObject *server_watch(PyObject *self, PyObject *args)
 {
 	struct takt_server *server = enter(self);
@@ -463,6 +474,7 @@ static PyMethodDef methods[] = {
 	FAST(expect),
 	{"end", server_end, METH_NOARGS, NULL},
 	{"keep_record", server_keep_record, METH_O, NULL},
+	{"runs_late", server_runs_late, METH_O, NULL},
 	{"watch", server_watch, METH_VARARGS, NULL},
 	FAST(complete),
 	FAST(slot_address),

@@ -369,8 +369,6 @@ static void record_submission(const struct takt_server *server, const struct tak
 {
 	struct takt_record record = {.t_ns = now_ns, .kind = TAKT_RECORD_DEADLINE, .lane = (uint16_t)job->lane};
 
-	if ((job->flags & ~(uint32_t)TAKT_SUBMIT_SHAPES) != 0)
-		return;
 	if (job->deadline_ns != 0) {
 		record.a = job->deadline_ns;
 		takt_journal_write(server->journal, &record);
@@ -382,6 +380,26 @@ static void record_submission(const struct takt_server *server, const struct tak
 	takt_journal_write(server->journal, &record);
 }
 
+static int is_submission(const struct takt_job *job)
+{
+	return (job->flags & ~(uint32_t)TAKT_SUBMIT_SHAPES) == 0;
+}
+
+/* Cancellations and the watch's answers are recorded by the executor, which knows what the scheduler said. Where there
+ * are any, it records the submissions around them as well: the record has the order in which the scheduler heard it. */
+static void record_submissions(const struct takt_server *server, struct takt_job *jobs, uint32_t count, uint64_t now_ns)
+{
+	int alone = 1;
+
+	for (uint32_t i = 0; i < count; i++)
+		alone &= is_submission(&jobs[i]);
+	for (uint32_t i = 0; i < count; i++)
+		if (alone)
+			record_submission(server, &jobs[i], now_ns);
+		else if (is_submission(&jobs[i]))
+			jobs[i].flags |= TAKT_JOB_UNRECORDED;
+}
+
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs)
 {
 	uint32_t count = takt_watch_collect(server, jobs);
@@ -389,8 +407,7 @@ uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct ta
 	if (count == 0)
 		count = takt_server_poll_rings(server, now_ns, jobs, TAKT_POLL_ENTRIES_MAX);
 	if (server->recording)
-		for (uint32_t i = 0; i < count; i++)
-			record_submission(server, &jobs[i], now_ns);
+		record_submissions(server, jobs, count, now_ns);
 	return count;
 }
 
@@ -425,6 +442,16 @@ int takt_server_expect(struct takt_server *server, uint32_t index, uint32_t slot
 	if (!lane || slot >= lane->layout.slot_count || !(lane->pending >> slot & 1))
 		return -ENOENT;
 	lane->hopeless_ns[slot] = hopeless_ns;
+	return 0;
+}
+
+int takt_server_runs_late(struct takt_server *server, uint32_t index)
+{
+	struct takt_served *lane = takt_server_lane(server, index);
+
+	if (!lane)
+		return -ENOENT;
+	lane->runs_late = 1;
 	return 0;
 }
 

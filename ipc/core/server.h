@@ -76,8 +76,9 @@ enum {
 
 enum { TAKT_WOKE_SUBMISSIONS = 1, TAKT_WOKE_CONTROL = 2, TAKT_WOKE_TIMEOUT = 4, TAKT_WOKE_HANGUP = 8 };
 /* takt_job.flags: not a job, the lane's client broke the protocol; slot 0. Or: a job that the watch has answered; one that
- * came during a run is handed out twice, as the job that it was first. */
-enum { TAKT_JOB_ENDED = 0x8000, TAKT_JOB_ANSWERED = 0x4000 };
+ * came during a run is handed out twice, as the job that it was first. Or: a submission that poll has left to the executor
+ * to record, since it comes together with something else and the record must keep their order. */
+enum { TAKT_JOB_ENDED = 0x8000, TAKT_JOB_ANSWERED = 0x4000, TAKT_JOB_UNRECORDED = 0x2000 };
 
 /* One served lane. Not in memory that a client can reach. */
 struct takt_served {
@@ -103,6 +104,7 @@ struct takt_served {
 	uint32_t active_at; /* place in the active list; TAKT_DORMANT when only a doorbell wakes it */
 	uint32_t closed;    /* ended for a broken protocol, waits for takt_server_remove */
 	uint32_t listening; /* its descriptor is in the epoll set */
+	uint32_t runs_late; /* on_late: run: the watch answers none of its jobs */
 	uint64_t next_arrival_ns;              /* a loop's next job arrives no earlier, as far as the scheduler has said */
 	uint64_t hopeless_ns[TAKT_SLOTS_MAX];  /* a job not started by then can't make its deadline; 0: not known */
 	int wake_fd;
@@ -174,6 +176,8 @@ void takt_server_destroy(struct takt_server *server);
  * -ERANGE lane or block number, -EBUSY lane number in use, -EINVAL layout and memfd don't agree, -EPERM not sealed. */
 int takt_server_add(struct takt_server *server, uint32_t lane, int memfd, int wake_fd, struct takt_layout *layout,
 		    uint32_t stats_block, uint32_t area, int recover);
+/* A job of this lane is run however late it is (on_late: run). */
+int takt_server_runs_late(struct takt_server *server, uint32_t lane);
 /* Ends a lane: pending jobs are completed with `status`, or dropped silently when it is negative. Returns their number. */
 int takt_server_remove(struct takt_server *server, uint32_t lane, int status, uint64_t now_ns);
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs);

@@ -62,7 +62,8 @@ static void bound_new_job(struct takt_served *lane, const struct takt_job *job)
 		if (deadline_ns == 0 || deadline_ns > arrival_ns + lane->layout.deadline_ns)
 			deadline_ns = arrival_ns + lane->layout.deadline_ns;
 	}
-	lane->hopeless_ns[job->slot] = lane->layout.trigger == TAKT_TRIGGER_CLIENT ? deadline_ns : 0;
+	lane->hopeless_ns[job->slot] =
+	    lane->layout.trigger == TAKT_TRIGGER_CLIENT && !lane->runs_late ? deadline_ns : 0;
 }
 
 static void take_new(struct takt_watch *watch, uint64_t now_ns)
