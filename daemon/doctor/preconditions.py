@@ -74,6 +74,12 @@ def capture(tree: Tree, cores: frozenset[int], readings: GpuReadings | None = No
     )
 
 
+def ground(tree: Tree, cores: frozenset[int]) -> list[str]:
+    """What execution times on these cores depend on and a reboot may change, as text; empty cores: on any core."""
+    state = capture(tree, cores or parse_cores(_text(tree, f"{CPU}/online")))
+    return [f"{c.core}: {c.governor} {c.frequency_min_khz}-{c.frequency_max_khz}" for c in state.cores]
+
+
 def lost(certified: Preconditions, now: Preconditions) -> tuple[Lost, ...]:
     """What was fine when the certificate was given and is not any more. What became better is no loss."""
     found: list[Lost] = []

@@ -212,13 +212,26 @@ class Life:
         self.note(f"longest gap for the client: {found.get('gap_ms')} ms, attached {found.get('attached')} times")
         self.check("exactly one executor is left", len(self.box.daemon_processes()) == 2, self.box.daemon_processes())
 
+        # One that can't end by itself stands for one that serves on: after a crash it is left alone, a stop ends it.
+        stuck, victim = self.box.executors()[0], self.box.supervisor()
+        self.box.run("kill", "-STOP", str(stuck))
+        self.box.run("kill", "-9", str(victim))
+        wait_until(lambda: self.box.supervisor() not in (0, victim) and self.serving(), 20)
+        alive = bool(self.box.says("ps", "-p", str(stuck), "-o", "pid="))
+        self.check("after a crash executors are left to the next supervisor", alive, self.box.daemon_processes())
+        self.box.run("systemctl", "stop", "taktd.socket", "taktd.service")
+        self.check("a stop ends those too", self.box.daemon_processes() == [], self.box.daemon_processes())
+        self.check("and it starts again", self.restart(), self.box.journal("-n", "20"))
+
     def watchdog(self) -> None:
         """The watchdog: a supervisor that hangs, and one that can't make anybody serve"""
-        victim = self.box.supervisor()
-        self.box.run("kill", "-STOP", str(victim))
+        stuck, victim = self.box.executors()[0], self.box.supervisor()
+        self.box.run("kill", "-STOP", str(victim), str(stuck))
         back = wait_until(lambda: self.box.supervisor() not in (0, victim) and self.serving(), 45)
         self.check("a hanging supervisor is replaced", back, self.box.journal("-n", "15"))
         self.check("by the watchdog", "watchdog timeout" in self.box.journal("-n", "60").lower())
+        gone = not self.box.says("ps", "-p", str(stuck), "-o", "pid=")
+        self.check("its executors are cleared away first", gone, self.box.daemon_processes())
 
         library, victim = "/usr/lib/taktd/vendor/onnxruntime", self.box.supervisor()
         restarts = int(self.box.show("NRestarts") or 0)
@@ -284,7 +297,7 @@ class Life:
     # ---- want ----
 
     def want(self) -> None:
-        """Want: no capabilities, no disk, no loop's device"""
+        """Want: no capabilities, no disk, no folder of one's own"""
         rights = "[Service]\nAmbientCapabilities=\nCapabilityBoundingSet=\nLimitRTPRIO=0\nLimitMEMLOCK=65536\n"
         self.box.write(f"{DROP_INS}/poor.conf", rights)
         self.box.systemctl("daemon-reload")
@@ -303,6 +316,19 @@ class Life:
         self.box.run("systemctl", "stop", "taktd.socket", "taktd.service")
         self.box.run("umount", "/var/lib/taktd")
         self.check("with room again, too", self.restart(), self.box.journal("-n", "20"))
+
+        self.box.write(f"{DROP_INS}/locked.conf", "[Service]\nReadOnlyPaths=/var/lib/taktd\n")
+        self.box.systemctl("daemon-reload")
+        self.check("with a state folder it can't write it serves", self.restart(), self.box.journal("-n", "20"))
+        self.box.run("rm", f"{DROP_INS}/locked.conf")
+        self.box.systemctl("daemon-reload")
+        self.restart()
+
+        elsewhere = ("env", "TAKTD_RUNTIME_DIR=/run/taktd", "taktd", "--config", CONFIG)
+        second = self.box.run(*elsewhere, user="taktd", seconds=60)
+        told = second.returncode == 1 and f"(pid {self.box.supervisor()})" in second.stderr
+        self.check("a second taktd on the same sockets refuses and names the first", told, second.stderr)
+        self.check("which goes on", self.serving() and self.client(0.5).get("ok", 0) > 0)
 
     def stop(self) -> None:
         """Stop: nobody is left behind"""

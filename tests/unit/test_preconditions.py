@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taktd.daemon.doctor.gpu import GpuReading, GpuReadings
-from taktd.daemon.doctor.preconditions import Preconditions, capture, lost
+from taktd.daemon.doctor.preconditions import Preconditions, capture, ground, lost
 from taktd.daemon.doctor.tree import Tree
 
 GOOD = Path(__file__).parents[1] / "fixtures" / "sysroots" / "good"
@@ -79,3 +79,13 @@ def test_what_became_better_is_no_loss() -> None:
 def test_a_gpu_loses_its_clock_its_persistence_or_itself(gpu: GpuReading | None, names: list[str]) -> None:
     now = capture(Tree(GOOD), CORE_3, readings(gpu) if gpu else readings())
     assert [loss.name for loss in lost(certified(), now)] == names
+
+
+def test_what_was_measured_at_another_clock_is_another_measurement(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(GOOD, root, symlinks=True)
+    before = ground(Tree(root), CORE_3)
+    assert before == ground(Tree(root), CORE_3)
+    (root / "sys/devices/system/cpu/cpu3/cpufreq/scaling_governor").write_text("powersave")
+    assert ground(Tree(root), CORE_3) != before
+    assert len(ground(Tree(root), frozenset())) == 4

@@ -1,0 +1,149 @@
+"""What the packages are made from: complete, consistent, and the shipped files are usable as they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taktd.daemon.config import load, settings
+
+ROOT = Path(__file__).parents[2]
+PACKAGING = ROOT / "packaging"
+UNIT = (ROOT / "systemd" / "taktd.service").read_text(encoding="utf-8")
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def locked() -> dict[str, str]:
+    text = (PACKAGING / "lock.txt").read_text(encoding="utf-8")
+    return {normal(name): version for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE)}
+
+
+def test_the_lock_has_every_dependency_of_the_daemon() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    names = [normal(name) for name in re.findall(r'^\s*"([A-Za-z0-9._-]+)', block[1], re.MULTILINE)]
+    assert names
+    assert [name for name in names if name not in locked()] == [], "run packaging/lock.py"
+
+
+def test_the_lock_and_the_constraints_name_the_same_versions() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE):
+        pinned.setdefault(normal(name), set()).add(version)
+    different = {name: version for name, version in locked().items() if version not in pinned.get(name, {version})}
+    assert different == {}, "run packaging/lock.py"
+
+
+def test_each_locked_library_has_a_hash() -> None:
+    text = (PACKAGING / "lock.txt").read_text(encoding="utf-8")
+    entries = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+# ---- the shipped configuration ----
+
+
+def test_the_shipped_configuration_is_one_and_asks_for_nothing() -> None:
+    configuration = load(PACKAGING / "taktd.yaml")
+    assert list(configuration.devices) == ["cpu0"]
+    assert configuration.loops == {}
+
+
+def test_its_commented_lines_are_a_configuration_too(tmp_path: Path) -> None:
+    text = (PACKAGING / "taktd.yaml").read_text(encoding="utf-8")
+    header, _, body = text.partition("devices:")
+    file = tmp_path / "taktd.yaml"
+    file.write_text(
+        header + "devices:" + re.sub(r"^( *)# (?=\S)", r"\1", body, flags=re.MULTILINE).replace("#   ", "  # ")
+    )
+    text = re.sub(r"^#( {3}\S)", r" \1", file.read_text(), flags=re.MULTILINE)
+    file.write_text(re.sub(r"^  # (pendulum|balance):", r"  \1:", text, flags=re.MULTILINE))
+    assert list(load(file).loops) == ["balance"]
+
+
+def test_the_manual_s_example_is_accepted() -> None:
+    assert list(load(PACKAGING / "example.yaml").loops) == ["balance"]
+
+
+# ---- pages, changelog ----
+
+
+@pytest.mark.parametrize("page", ["taktd.yaml.5", "taktctl.1", "takt.3"])
+def test_each_generated_manual_page_is_well_formed(tmp_path: Path, page: str) -> None:
+    subprocess.run([sys.executable, PACKAGING / "manual.py", page, tmp_path], check=True, timeout=120)
+    text = (tmp_path / page).read_text(encoding="utf-8")
+    assert text.startswith(".TH ")
+    assert not re.search(r"[^\n]\.(SH|TP|PP|SS)\b", text.replace("\\&", ""))
+    if page == "taktd.yaml.5":
+        assert [s.key for s in settings() if s.key.replace("-", "\\-") not in text] == []
+    if page == "takt.3":
+        header = (ROOT / "ipc" / "core" / "takt.h").read_text(encoding="utf-8")
+        names = set(re.findall(r"^TAKT_API [^;(]*?(takt_\w+)\(", header, re.MULTILINE))
+        assert [name for name in names if f"{name}(" not in text] == []
+    if shutil.which("mandoc"):
+        told = subprocess.run(["mandoc", "-Tlint", "-Werror", tmp_path / page], capture_output=True, text=True)
+        assert told.returncode == 0, told.stdout
+
+
+def test_the_debian_changelog_follows_from_the_changes() -> None:
+    done = subprocess.run(
+        [sys.executable, PACKAGING / "changelog.py", "+x"], capture_output=True, text=True, check=True
+    )
+    assert re.match(r"taktd \(\d+\.\d+\.\d+\+x\) unstable; urgency=medium\n\n  \* ", done.stdout)
+    assert re.search(r"^ -- .+ <\S+>  \w{3}, \d\d \w{3} \d{4} ", done.stdout, re.MULTILINE)
+    assert [line for line in done.stdout.splitlines() if line.startswith("  ") and len(line) > 80] == []
+
+
+# ---- the unit ----
+
+
+@pytest.mark.parametrize(
+    "directive",
+    ["RestrictRealtime=yes", "PrivateUsers=yes", "PrivateDevices=yes", "DynamicUser=yes", "RuntimeDirectory="],
+)
+def test_nothing_takes_the_real_time_rights_or_the_sockets_away(directive: str) -> None:
+    assert not re.search(rf"^{re.escape(directive)}", UNIT, re.MULTILINE)
+
+
+def test_the_unit_turns_telemetry_off_before_anything_is_imported() -> None:
+    assert re.search(r"^Environment=.*\bORT_DISABLE_TELEMETRY=1\b", UNIT, re.MULTILINE)
+
+
+def test_drop_ins_say_how_they_are_enabled() -> None:
+    for file in (ROOT / "systemd" / "drop-ins").glob("*.conf"):
+        text = file.read_text(encoding="utf-8")
+        assert "/etc/systemd/system/taktd.service.d" in text, file.name
+        assert "daemon-reload" in text, file.name
+
+
+@pytest.mark.parametrize(("result", "status"), [("signal", "KILL"), ("core-dump", "SEGV"), ("exit-code", "1")])
+def test_executors_are_left_alone_after_a_crash(result: str, status: str) -> None:
+    environment = {**os.environ, "SERVICE_RESULT": result, "EXIT_STATUS": status}
+    done = subprocess.run([ROOT / "systemd" / "clear-executors"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_is_ended_where_there_is_no_unit() -> None:
+    """Started by hand, its control group is the session's: it must end nobody."""
+    with open("/proc/self/cgroup", encoding="ascii") as file:
+        if any(line.rstrip().endswith(".service") for line in file):
+            pytest.skip("these tests run inside a systemd service")
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        environment = {**os.environ, "SERVICE_RESULT": "success"}
+        done = subprocess.run([ROOT / "systemd" / "clear-executors"], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr, bystander.poll()) == (0, "", None)
+    finally:
+        bystander.kill()
+        bystander.wait()
