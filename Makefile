@@ -11,6 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input
 ROBOTS := $(or $(TAKTD_ROBOTS),../shared/robots)
 PYTHONS := python3.11 python3.10
+RTX := 1.7.1.116
 
 export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONPATH PYTHONHOME
@@ -18,13 +19,14 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-slow test-gpu-fakes lint bench sanitize fuzz proto deb constraints clean
+.PHONY: help demo test test-slow test-gpu-fakes test-rtx lint bench sanitize fuzz proto deb constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
 	@echo "make test       linters and tests, under 10 minutes"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make test-gpu-fakes  the GPU path with the real pycuda, compiled once (minutes), on a simulated driver"
+	@echo "make test-rtx   building engines with the real TensorRT-RTX (95 MB, downloaded once), on the CPU"
 	@echo "make lint       ruff, mypy, layering, links, documents (part of make test)"
 	@echo "make sanitize   the C core under the address and undefined-behaviour sanitizers"
 	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS"
@@ -46,6 +48,14 @@ test-gpu-fakes: $(VENV)/.core $(VENV)/.tests
 	@PYTHONPATH=. $(PY) tests/fakes/cuda/pycuda_wheel.py build/gpu-fakes
 	@PYTHONPATH=build/gpu-fakes/site $(PY) -m pytest -q tests/conformance tests/unit/test_pycuda.py \
 	  tests/unit/test_cuda_driver.py tests/unit/test_tensorrt_engine.py $(ARGS)
+
+build/rtx/site/.$(RTX):
+	@rm -rf build/rtx/site
+	@$(PIP) install --no-deps --target build/rtx/site tensorrt-rtx-cu13-libs==$(RTX) tensorrt-rtx-cu13-bindings==$(RTX)
+	@touch $@
+
+test-rtx: $(VENV)/.core $(VENV)/.tests build/rtx/site/.$(RTX)
+	@PYTHONPATH=build/rtx/site $(PY) -m pytest -q -m rtx tests/rtx $(ARGS)
 
 lint: $(VENV)/.core $(VENV)/.tests
 	@$(PY) -m pytest -q tests/unit/test_style.py $(ARGS)

@@ -21,13 +21,17 @@ BoundRun = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One model for one device: the file, its tensors, how many jobs may share a run (1: no batching)."""
+    """One model for one device: the file, its tensors, how many jobs may share a run (1: no batching).
+
+    ``digest``: of the model's content; what is built from it is kept under that.
+    """
 
     model: str
     path: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int = 1
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,10 @@ class BatchRun(Protocol):
     """A run of ``size`` jobs at once over private memory; the members are copied in and out."""
 
     size: int
-    run_bound: BoundRun  # the run alone, on whatever the private memory holds
+
+    @property
+    def run_bound(self) -> BoundRun:
+        """The run alone, on whatever the private memory holds."""
 
     def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
         """Addresses per member and tensor. Raises ``EngineFailure``."""

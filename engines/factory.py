@@ -21,7 +21,8 @@ __all__ = ["computes_the_model", "engine_opener"]
 
 
 def engine_opener(driver: Mapping[str, Any]) -> Callable[[EngineSpec], BuiltEngine]:
-    """``{"kind": "cpu"}``, or ``{"kind": "sim", "faults": path or None, …}`` (``SimulatedOptions.of``).
+    """``{"kind": "cpu"}``, ``{"kind": "cuda", "device": UUID, …}`` (``GpuOptions.of``), or ``{"kind": "sim", "faults":
+    path or None, …}`` (``SimulatedOptions.of``).
 
     Raises ``EngineFailure`` where the device can't be opened; what is returned raises ``ModelRefused``.
     """
@@ -36,8 +37,21 @@ def engine_opener(driver: Mapping[str, Any]) -> Callable[[EngineSpec], BuiltEngi
             except DeviceFault as fault:
                 raise DeviceFailure(fault) from fault
             return lambda spec: SimulatedEngine(spec, device, options)
+        case "cuda":
+            return _gpu_opener(driver)
         case other:
-            raise ValueError(f"no engines for driver {other!r}: known are cpu, sim")
+            raise ValueError(f"no engines for driver {other!r}: known are cpu, cuda, sim")
+
+
+def _gpu_opener(driver: Mapping[str, Any]) -> Callable[[EngineSpec], BuiltEngine]:
+    from taktd.engines.gpu import GpuOptions, open_engine, open_gpu  # a process without a GPU need not load this
+
+    options = GpuOptions.of(driver)
+    try:
+        device = open_gpu(str(driver["device"]))
+    except DeviceFault as fault:
+        raise DeviceFailure(fault) from fault
+    return lambda spec: open_engine(spec, device, options)
 
 
 def computes_the_model(driver: Mapping[str, Any]) -> bool:

@@ -221,7 +221,7 @@ class WarmTensorRtEngine:
             for spec, tensor in pairs:
                 held.append(self.ranges.hold(tensor.address, max(1, size_bytes(spec.dtype, tensor.dims))))
             work = self._slot_in_place(pairs, held) if self._in_place else self._slot_by_copies(pairs)
-            return _SlotRun(self, held, *self._capture(work))
+            return _SlotRun(self, held, work, *self._capture(work))
         except DeviceFault as fault:
             self._let_go(held)
             raise DeviceFailure(fault) from fault
@@ -352,13 +352,14 @@ class WarmTensorRtEngine:
 class _SlotRun:
     """One slot's run, called once a job."""
 
-    __slots__ = ("_engine", "_graph", "_held", "_launch")
+    __slots__ = ("_engine", "_graph", "_held", "_launch", "_work")
 
     def __init__(
-        self, engine: WarmTensorRtEngine, held: list[RegisteredRange], launch: Work, graph: CudaGraph | None
+        self, engine: WarmTensorRtEngine, held: list[RegisteredRange], work: Work, launch: Work, graph: CudaGraph | None
     ) -> None:
         self._engine = engine
         self._held = held
+        self._work = work  # holds the context: what was captured uses its memory
         self._launch = launch
         self._graph = graph
 

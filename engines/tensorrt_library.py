@@ -8,6 +8,7 @@ those words for the error that we raise.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -84,12 +85,22 @@ def _logger(module: Any, log: Log) -> Any:
     return Logger()
 
 
+def _import(name: str) -> Any:
+    """The module, or its bindings alone: pip's wheels put the module into a package that only downloads the rest."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or importlib.util.find_spec(f"{name}_bindings") is None:
+            raise
+        return importlib.import_module(f"{name}_bindings")
+
+
 def find_library(flavour: str = "auto") -> Library:
     """``flavour``: one of ``FLAVOURS``, or "auto": the first that is there. Raises ``ModelRefused``: none is usable."""
     problems = []
     for name in FLAVOURS if flavour == "auto" else (flavour,):
         try:
-            module = importlib.import_module(name)
+            module = _import(name)
         except (ImportError, OSError) as error:  # OSError: its shared library is missing
             problems.append(f"{name}: {error}")
             continue

@@ -7,6 +7,7 @@ flag and by event, and where nothing can be captured.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +21,9 @@ from onnx import helper
 from taktd.drivers.cuda import CudaDevice
 from taktd.engines.engine import EngineSpec, Tensor, WarmEngine
 from taktd.engines.errors import EngineFailure
+from taktd.engines.gpu import GpuOptions, build_request, release
 from taktd.engines.inspect import inspect_model, specs_from_json
 from taktd.engines.onnx_cpu import OnnxCpuEngine
-from taktd.engines.opening import GpuOptions, build_request, release
 from taktd.engines.tensorrt import TensorRtEngine
 from taktd.engines.tensorrt_build import build_plan
 from taktd.engines.tensorrt_library import find_library
@@ -52,7 +53,8 @@ class Slot:
 
 def spec_of(path: Path, shapes: dict[str, list[int]] | None = None, max_batch: int = 1) -> EngineSpec:
     found = inspect_model(path, shapes or {})
-    return EngineSpec("m", str(path), specs_from_json(found["inputs"]), specs_from_json(found["outputs"]), max_batch)
+    tensors = specs_from_json(found["inputs"]), specs_from_json(found["outputs"])
+    return EngineSpec("m", str(path), *tensors, max_batch, found["digest"])
 
 
 @pytest.fixture(params=["onnx-cpu", *GPUS])
@@ -206,6 +208,19 @@ def test_bound_runs_may_be_let_go_without_release(open_one: Open, tmp_path: Path
     obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
     for _ in range(10):
         engine.bind([obs.tensor], [actions.tensor])()
+
+
+def test_what_a_run_needs_lives_as_long_as_the_run(open_one: Open, tmp_path: Path) -> None:
+    """A captured graph refers to its context without owning it. What is made afterwards would take its place."""
+    engine = open_one(models.mlp(tmp_path / "m.onnx"))
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    gc.collect()
+    trampolines = [ctypes.CFUNCTYPE(None)(lambda: pytest.fail("another function ran")) for _ in range(200)]
+    run()
+    assert actions.array.any()
+    assert trampolines
+    release(run)
 
 
 def test_opset_and_names_are_the_models(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.fault import FaultKind
 from taktd.engines.engine import EngineSpec
 from taktd.engines.errors import DeviceFailure, ModelRefused
-from taktd.engines.inspect import inspect_model
-from taktd.engines.opening import GpuOptions, PlanMissing, build_request, open_engine, plan_identity, release
+from taktd.engines.gpu import GpuOptions, PlanMissing, build_request, open_engine, plan_identity, release
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache
 from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
@@ -340,8 +339,7 @@ def start(
     library: Library, device: CudaDevice, spec: EngineSpec, folder: Path, limit_ns: int = 60 * SECOND
 ) -> tuple[PlanBuild, GpuOptions]:
     options = GpuOptions(str(folder / "cache"))
-    digest = inspect_model(Path(spec.path), {})["digest"]
-    identity = plan_identity(spec, digest, device, device.driver_version, library, options)
+    identity = plan_identity(spec, device, device.driver_version, library, options)
     request = build_request(spec, device.index, options)
     return PlanBuild(request, identity, PlanCache(folder / "cache"), limit_ns=limit_ns), options
 
@@ -350,15 +348,14 @@ def test_a_build_goes_from_missing_to_serving(
     children: Path, library: Library, device: CudaDevice, tmp_path: Path
 ) -> None:
     spec = spec_of(models.mlp(tmp_path / "m.onnx"))
-    digest = inspect_model(Path(spec.path), {})["digest"]
     options = GpuOptions(str(tmp_path / "cache"))
     with pytest.raises(PlanMissing) as missing:
-        open_engine(spec, device, model_digest=digest, options=options)
+        open_engine(spec, device, options)
     assert missing.value.why == ""
     build, _ = start(library, device, spec, tmp_path)
     assert build.wait().manifest["identity"]["library"] == "tensorrt 11.4.0.106"
     assert (build.progress.phase, build.progress.step, build.progress.steps) == ("Building Engine", 5, 5)
-    engine = open_engine(spec, device, model_digest=digest, options=options).warm()
+    engine = open_engine(spec, device, options).warm()
     obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
     run = engine.bind([obs.tensor], [actions.tensor])
     run()
@@ -370,7 +367,7 @@ def test_a_build_goes_from_missing_to_serving(
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(PlanMissing, match="damaged"):
-        open_engine(spec, device, model_digest=digest, options=options)
+        open_engine(spec, device, options)
 
 
 def test_a_build_can_be_cancelled(
@@ -402,7 +399,7 @@ def test_a_build_that_fails_says_why(children: Path, library: Library, device: C
     spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
     Path(spec.path).write_bytes(b"rubbish")
     options = GpuOptions(str(tmp_path / "cache"))
-    identity = plan_identity(spec, "0", device, 0, library, options)
+    identity = plan_identity(spec, device, 0, library, options)
     build = PlanBuild(build_request(spec, 0, options), identity, PlanCache(tmp_path / "cache"), limit_ns=60 * SECOND)
     with pytest.raises(ModelRefused, match="MODEL_DESERIALIZE_FAILED"):
         build.wait()

@@ -1,24 +1,21 @@
-"""Where an executor gets its device and its engines, whatever they are.
+"""Engines of a GPU as an executor opens them: which library, which plan, which device.
 
-``open_device`` then ``open_engine``: nothing is built here. An engine for a GPU needs a plan; where the cache has none
-``PlanMissing`` says which, and the supervisor builds it (``taktd.engines.plan_build``) while no loop runs on that GPU.
+Nothing is built here. Where the cache has no plan ``PlanMissing`` says which, and the supervisor builds it
+(``taktd.engines.plan_build``) while no admitted loop runs on that GPU. ``taktd.engines.factory`` is the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.drivers.cpu import CpuDevice
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_probe import CudaInfo, probe
 from taktd.drivers.cuda_selection import select
-from taktd.drivers.device import Device
 from taktd.engines.engine import BoundRun, BuiltEngine, EngineSpec
 from taktd.engines.errors import ModelRefused
-from taktd.engines.onnx_cpu import OnnxCpuEngine
 from taktd.engines.plan_cache import PlanCache, PlanIdentity, PlanRejected
 from taktd.engines.tensorrt import RUN_TIMEOUT_NS, TensorRtEngine
 from taktd.engines.tensorrt_build import WORKSPACE_BYTES, BuildRequest, profile_of
@@ -29,8 +26,8 @@ __all__ = [
     "GpuOptions",
     "PlanMissing",
     "build_request",
-    "open_device",
     "open_engine",
+    "open_gpu",
     "plan_identity",
     "release",
 ]
@@ -54,6 +51,13 @@ class GpuOptions:
     urgency: int = 0
     timeout_ns: int = RUN_TIMEOUT_NS
 
+    @classmethod
+    def of(cls, driver: Mapping[str, Any]) -> GpuOptions:
+        """From the driver's part of a plan: these fields, where they are there."""
+        known = {f.name for f in fields(cls)}
+        given = {key: value for key, value in driver.items() if key in known}
+        return cls(**{**given, "plugins": tuple(given.get("plugins", ()))})
+
 
 class PlanMissing(ModelRefused):
     """There is no usable plan yet. ``why``: empty, or what is wrong with the one that is there."""
@@ -69,30 +73,23 @@ class PlanMissing(ModelRefused):
         self.why = why
 
 
-def open_device(driver: Mapping[str, Any]) -> Device:
-    """``{"kind": "cpu"}`` or ``{"kind": "cuda", "device": UUID, PCI address or index}``. Raises ``DeviceFault``.
+def open_gpu(selector: str) -> CudaDevice:
+    """By UUID, PCI address or index; looked at in a child process before it is let into this one.
 
-    A CUDA driver is looked at in a child process before it is let into this one.
+    Raises ``DeviceFault``.
     """
-    if driver["kind"] == "cuda":
-        return CudaDevice(select(probe(), str(driver["device"])).index)
-    return CpuDevice()
+    return CudaDevice(select(probe(), selector).index)
 
 
 def plan_identity(
-    spec: EngineSpec,
-    model_digest: str,
-    device: CudaDevice | CudaInfo,
-    driver: int,
-    library: Library,
-    options: GpuOptions,
+    spec: EngineSpec, device: CudaDevice | CudaInfo, driver: int, library: Library, options: GpuOptions
 ) -> PlanIdentity:
     """What the plan of this model on this device is called."""
     # TensorRT-RTX builds for every card and compiles its kernels when it is loaded.
     portable = library.flavour == "tensorrt_rtx"
     name = device.identity.name if isinstance(device, CudaDevice) else device.name
     return PlanIdentity(
-        model_digest=model_digest,
+        model_digest=spec.digest,
         library=library.name,
         device="any" if portable else name,
         compute=(0, 0) if portable else device.compute,
@@ -124,23 +121,17 @@ def build_request(spec: EngineSpec, device: int | None, options: GpuOptions) -> 
     )
 
 
-def open_engine(
-    spec: EngineSpec, device: Device, *, model_digest: str = "", options: GpuOptions | None = None
-) -> BuiltEngine:
-    """The engine of a model on a device, loaded. Raises ``ModelRefused``, on a GPU also ``PlanMissing``."""
-    if not isinstance(device, CudaDevice):
-        return OnnxCpuEngine(spec)
-    if options is None:
-        raise ValueError("an engine on a GPU needs its options")
+def open_engine(spec: EngineSpec, device: CudaDevice, options: GpuOptions) -> BuiltEngine:
+    """The engine of a model on a GPU, loaded. Raises ``ModelRefused``, also ``PlanMissing``."""
     library = find_library(options.flavour)
-    plan = Path(options.plan).read_bytes() if options.plan else _cached(spec, model_digest, device, library, options)
+    plan = Path(options.plan).read_bytes() if options.plan else _cached(spec, device, library, options)
     return TensorRtEngine(
         spec, device, library, plan, urgency=options.urgency, timeout_ns=options.timeout_ns, plugins=options.plugins
     )
 
 
-def _cached(spec: EngineSpec, model_digest: str, device: CudaDevice, library: Library, options: GpuOptions) -> bytes:
-    identity = plan_identity(spec, model_digest, device, device.driver_version, library, options)
+def _cached(spec: EngineSpec, device: CudaDevice, library: Library, options: GpuOptions) -> bytes:
+    identity = plan_identity(spec, device, device.driver_version, library, options)
     try:
         found = PlanCache(Path(options.cache)).load(identity)
     except PlanRejected as rejected:
