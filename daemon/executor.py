@@ -12,6 +12,7 @@ supervisor drains them. Nothing is loaded, imported or logged by I/O while it se
 from __future__ import annotations
 
 import argparse
+import os
 import select
 import signal
 import socket
@@ -26,6 +27,7 @@ from taktd.daemon.executor_setup import freeze, prepare
 from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
 from taktd.daemon.record import Recorder
 from taktd.daemon.scheduler import Scheduler
+from taktd.daemon.watch_thread import start_watch
 from taktd.engines.errors import EngineFailure, ModelRefused
 from taktd.ipc import _core
 
@@ -303,6 +305,7 @@ def main() -> int:
 
 def _run(link: ExecutorLink) -> int:
     plan, descriptors = _next_message(link, "configure")
+    usable = os.sched_getaffinity(0)
     try:
         prepared = prepare(plan)
         ledger_fd, stats_fd, journal_fd = descriptors[:3]
@@ -311,6 +314,7 @@ def _run(link: ExecutorLink) -> int:
     except (ModelRefused, EngineFailure) as error:
         link.send({"op": "failed", "error": str(error)})
         return EXIT_FAILED
+    start_watch(server, prepared.rights, usable)
     link.send({"op": "loaded", "records": True, **prepared.as_json()})
     costs, _ = _next_message(link, "serve")
     executor = Executor(link, server, table, plan, costs, throttled=prepared.rights.policy == "fifo")
