@@ -332,7 +332,7 @@ class Node:
     ) -> Lane:
         """Attach a loop, or a model (best effort), by name.
 
-        wait: "spin" polls memory, "block" sleeps in the kernel, "hybrid" polls for 50 µs and then sleeps.
+        wait: "spin" polls memory, "block" sleeps in the kernel, "hybrid" polls for 100 µs and then sleeps.
         kind: "any" (a loop of that name, else a model), "loop" or "model". timeout_us: how long to wait for a daemon
         that is booting. Raises NotFound, Busy (another client has the loop), Denied, LimitReached, Incompatible,
         NotConnected.

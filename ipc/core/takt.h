@@ -71,7 +71,7 @@ enum {
 	TAKT_WAIT_SPIN = 1,  /* polls memory: the least latency, one core busy while waiting */
 	TAKT_WAIT_HYBRID = 2 /* polls for TAKT_HYBRID_SPIN_NS, then sleeps */
 };
-#define TAKT_HYBRID_SPIN_NS 50000u
+#define TAKT_HYBRID_SPIN_NS 100000u
 
 /* Outcome of a job. Each submitted job gets exactly one of these, or the client is gone. */
 enum {
