@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from taktd.daemon.executor_link import ExecutorLink
@@ -40,8 +41,8 @@ class ServedLane:
     """
 
     __slots__ = (
-        "area", "engine", "failures", "input_dims", "lane", "last_slot", "name", "output_bytes", "output_dims", "runs",
-        "server", "shaped",
+        "_rehearsal", "area", "cost_ns", "ended_ns", "engine", "failures", "input_dims", "lane", "last_slot", "name",
+        "output_bytes", "output_dims", "runs", "server", "shaped",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,9 @@ class ServedLane:
         self.runs: list[BoundRun] = []
         self.shaped: set[int] = set()
         self.failures = 0
+        self.cost_ns = 0  # what a run is reckoned with; set when the lane is scheduled
+        self.ended_ns = 0  # when its last run ended
+        self._rehearsal = engine.batch(1)
         self.output_bytes: list[int] = [t["bytes"] for t in layout["outputs"]]
         self.last_slot = -1  # whose outputs are the lane's last answer; -1: there is none yet
 
@@ -69,6 +73,11 @@ class ServedLane:
         first = len(self.input_dims)
         count = len(self.output_dims)
         return [self.server.slot_address(self.lane, slot, first + index, self.area) for index in range(count)]
+
+    def warm(self) -> None:
+        """A run on memory of its own, just before a job is expected: code and weights are back in the caches."""
+        with suppress(EngineFailure):
+            self._rehearsal.run_bound()
 
     def hold(self, slot: int) -> bool:
         """Copies the last answer into the outputs of ``slot``; False if there is none.
@@ -210,6 +219,7 @@ class LaneTable:
         elif loop["name"] in self._costs["tasks"]:
             order = list(self._loops).index(lane)
             task = task_of(loop, order, self._costs["tasks"][loop["name"]])
+            self.lanes[lane].cost_ns = task.cost_ns
             if task.on_late_run:
                 self._server.runs_late(lane)
             self._scheduler.add_loop(lane, task)

@@ -157,12 +157,14 @@ class Expire:
 
 
 class Wait:
-    """Nothing to do before `until_ns` (0: until an event); a release is predicted for `spin_from_ns` (0: none is)."""
+    """Nothing to do before `until_ns` (0: until an event); a release on `lane` is predicted for `spin_from_ns` (0: none
+    is)."""
 
-    __slots__ = ("spin_from_ns", "until_ns")
+    __slots__ = ("lane", "spin_from_ns", "until_ns")
     kind: Literal[2] = WAIT
 
     def __init__(self) -> None:
+        self.lane = 0
         self.until_ns = 0
         self.spin_from_ns = 0
 
