@@ -35,8 +35,8 @@ def percentiles(samples: list[int]) -> dict[str, int]:
 
 
 class FastCase:
-    """One loop, nothing else: submit, decide, finish. passing_ns: from one job to the next; below a period all are early,
-    as those of a client that asks again as soon as it has its answer."""
+    """One loop, nothing else: submit, decide, finish. passing_ns: from one job to the next; below a period all are
+    early, as those of a client that asks again as soon as it has its answer."""
 
     def __init__(self, passing_ns: int = MS) -> None:
         self.passing_ns = passing_ns

@@ -36,14 +36,19 @@ def batch_size(
     most = min(len(candidates), len(cost_ns))
     while most > 1 and cost_ns[most - 1] > limit_ns:
         most -= 1
-    most = _members_in_time(now_ns, candidates[:most], cost_ns)
+    if not (harmless := nobody_minds(now_ns, cost_ns[most - 1], dated, dated_cost_ns)):
+        most = _members_in_time(now_ns, candidates[:most], cost_ns)
     if most == 1:
         return 1
     for size in _sizes(most, preferred):
-        if cost_ns[size - 1] <= limit_ns and _keeps(now_ns + cost_ns[size - 1], now_ns, candidates[:size], dated,
-                                                    dated_cost_ns):  # fmt: skip
+        if harmless or _keeps(now_ns + cost_ns[size - 1], now_ns, candidates[:size], dated, dated_cost_ns):
             return size
     return 1
+
+
+def nobody_minds(now_ns: int, longest_ns: int, dated: Sequence[Dated], dated_cost_ns: int) -> bool:
+    """Whether a dispatch of longest_ns, and after it each job that has a deadline, ends before the first deadline."""
+    return not dated or now_ns + longest_ns + dated_cost_ns <= dated[0][0]
 
 
 def _members_in_time(now_ns: int, candidates: Sequence[Job], cost_ns: Sequence[int]) -> int:
@@ -58,7 +63,7 @@ def _members_in_time(now_ns: int, candidates: Sequence[Job], cost_ns: Sequence[i
 
 def _sizes(most: int, preferred: Sequence[int]) -> list[int]:
     """The sizes to try, best first; few, so that a decision stays short."""
-    sizes = sorted((size for size in preferred if 1 < size <= most), reverse=True)
+    sizes = sorted([size for size in preferred if 1 < size <= most], reverse=True) if preferred else []
     while most > 1:
         sizes.append(most)
         most //= 2
@@ -71,8 +76,6 @@ def _keeps(batched_ns: int, now_ns: int, batch: Sequence[Job], dated: Sequence[D
 
     Jobs without a deadline come after all others then and need no look; who can't make it takes no time. The look ends
     where all that is left is done by the next deadline: then everybody left makes it, whoever else would have."""
-    if not dated or batched_ns + dated_cost_ns <= dated[0][0]:
-        return True
     first = batch[0]
     members = {id(job) for job in batch}
     alone_ns = now_ns + first.cost_ns
