@@ -318,8 +318,10 @@ class Scheduler:
             return True
         further = -1
         timers = self._timers
+        admitted_ns = self._max_dispatch_ns
         for index, (_, _, loop) in enumerate(timers):
-            if loop.clock or not self._may_start_early(loop, now_ns):
+            cost_ns = loop.cost_ns
+            if loop.clock or (cost_ns > admitted_ns and now_ns + cost_ns > self._next_release(now_ns, loop)):
                 continue
             if now_ns >= loop.early_again_ns:
                 loop.early_again_ns = now_ns + loop.period_ns
@@ -335,10 +337,6 @@ class Scheduler:
             return True
         return False
 
-    def _may_start_early(self, loop: Loop, now_ns: int) -> bool:
-        cost_ns = loop.cost_ns
-        return cost_ns <= self._max_dispatch_ns or now_ns + cost_ns <= self._next_release(now_ns, loop)
-
     def _start_best_effort(self, now_ns: int) -> bool:
         limit_ns = self._max_dispatch_ns
         if self._best_effort.longest_ns > limit_ns:
@@ -348,7 +346,7 @@ class Scheduler:
             return False
         cost_ns = jobs[0].source.queue.cost_ns[len(jobs) - 1]
         for job in jobs:
-            if job.latest_start_ns != NEVER:
+            if job.deadline_ns:
                 self._expiries.discard(job)
             job.started_ns = now_ns
             job.cost_ns = cost_ns
