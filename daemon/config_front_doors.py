@@ -19,7 +19,6 @@ __all__ = ["Grpc", "GrpcListener", "Http", "HttpSetting", "ZeroMq", "ZeroMqSetti
 LISTENERS_MAX: Final = 16
 UNIX: Final = "unix:"
 LISTEN_FORM: Final = "unix:/path, unix: for the runtime folder, or host:port"
-GROUP: Final = "taktd"  # as `allow:` has it; where nobody has the group, the daemon's own user remains
 
 _MODE = re.compile(r"0?[0-7]{3}")
 

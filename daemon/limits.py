@@ -1,18 +1,21 @@
-"""What clients hold: connections, lanes, memory. Charged to a uid, given back, zero at the end.
+"""What clients hold: connections, lanes, memory, jobs. Charged to whoever asks, given back, zero at the end.
 
-One book for the whole daemon; no I/O. A charge either fits under both the uid's limit and the total, or raises and
+One book for each process that clients speak to (supervisor, gateway); no I/O. Charged is a uid, or where there is none
+the name of a gRPC listener or certificate. A charge either fits under both the uid's limit and the total, or raises and
 changes nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from taktd.daemon.config import Limits
+if TYPE_CHECKING:
+    from taktd.daemon.config import Limits
 
-Kind = Literal["connections", "lanes", "lane_memory"]
-KINDS: Final[tuple[Kind, ...]] = ("connections", "lanes", "lane_memory")
+Kind = Literal["connections", "lanes", "lane_memory", "jobs", "job_memory"]
+KINDS: Final[tuple[Kind, ...]] = ("connections", "lanes", "lane_memory", "jobs", "job_memory")
+Who = int | str
 
 
 class LimitExceeded(Exception):
@@ -20,10 +23,11 @@ class LimitExceeded(Exception):
 
 
 class Charges:
-    """Counts by kind and uid."""
+    """Counts by kind and by whom."""
 
     def __init__(self, limits: Limits) -> None:
-        self._held: dict[Kind, Counter[int]] = {kind: Counter() for kind in KINDS}
+        self._held: dict[Kind, Counter[Who]] = {kind: Counter() for kind in KINDS}
+        self._totals: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.limits = limits
 
     @property
@@ -38,37 +42,49 @@ class Charges:
             "connections": (limits.connections_per_uid, limits.connections),
             "lanes": (limits.lanes_per_uid, limits.lanes),
             "lane_memory": (limits.lane_memory_per_uid_bytes, limits.lane_memory_bytes),
+            "jobs": (limits.jobs_per_uid, limits.jobs),
+            "job_memory": (limits.job_memory_per_uid_bytes, limits.job_memory_bytes),
         }
 
-    def charge(self, kind: Kind, uid: int, amount: int = 1) -> None:
-        """Book `amount` (entries, or bytes) on uid, or raise LimitExceeded."""
+    def charge(self, kind: Kind, who: Who, amount: int = 1) -> None:
+        """Book `amount` (entries, or bytes), or raise LimitExceeded."""
         held = self._held[kind]
         per_uid, in_all = self._bounds[kind]
-        for bound, now, whose, key in (
-            (per_uid, held[uid], f"uid {uid}", f"limits.{kind}_per_uid"),
-            (in_all, held.total(), "all clients", f"limits.{kind}"),
-        ):
-            if now + amount > bound:
-                noun = kind.replace("_", " ")
-                unit = " bytes" if kind == "lane_memory" else ""
-                raise LimitExceeded(
-                    f"too many {noun} for {whose}: {now}{unit} held, {amount} more wanted, {bound} allowed; "
-                    f"give some back, or raise {key} in the configuration"
-                    if unit == ""
-                    else f"too much {noun} for {whose}: {now} bytes held, {amount} more wanted, {bound} allowed; "
-                    f"detach some lanes, or raise {key} in the configuration"
-                )
-        held[uid] += amount
+        total = self._totals[kind]
+        if held[who] + amount > per_uid:
+            whose = f"uid {who}" if isinstance(who, int) else who
+            raise _exceeded(kind, whose, held[who], amount, per_uid, f"limits.{kind}_per_uid")
+        if total + amount > in_all:
+            raise _exceeded(kind, "all clients", total, amount, in_all, f"limits.{kind}")
+        held[who] += amount
+        self._totals[kind] += amount
 
-    def release(self, kind: Kind, uid: int, amount: int = 1) -> None:
+    def release(self, kind: Kind, who: Who, amount: int = 1) -> None:
         """Give back what was charged."""
         held = self._held[kind]
-        if held[uid] < amount:
-            raise AssertionError(f"{amount} {kind} given back for uid {uid}, {held[uid]} were held")
-        held[uid] -= amount
-        if not held[uid]:
-            del held[uid]
+        if held[who] < amount:
+            raise AssertionError(f"{amount} {kind} given back for {who}, {held[who]} were held")
+        held[who] -= amount
+        self._totals[kind] -= amount
+        if not held[who]:
+            del held[who]
 
-    def held(self, kind: Kind, uid: int | None = None) -> int:
-        """What a uid holds, or all together."""
-        return self._held[kind].total() if uid is None else self._held[kind][uid]
+    def held(self, kind: Kind, who: Who | None = None) -> int:
+        """What one holds, or all together."""
+        return self._totals[kind] if who is None else self._held[kind].get(who, 0)
+
+
+_MEMORY: Final = ("lane_memory", "job_memory")
+_TO_DO: Final = {
+    "lane_memory": "detach some lanes",
+    "jobs": "wait for some answers",
+    "job_memory": "wait for some answers, or attach a lane (shared memory)",
+}
+
+
+def _exceeded(kind: Kind, whose: str, held: int, amount: int, bound: int, key: str) -> LimitExceeded:
+    much, unit = ("much", " bytes") if kind in _MEMORY else ("many", "")
+    return LimitExceeded(
+        f"too {much} {kind.replace('_', ' ')} for {whose}: {held}{unit} held, {amount} more wanted, {bound} allowed; "
+        f"{_TO_DO.get(kind, 'give some back')}, or raise {key} in the configuration"
+    )

@@ -166,9 +166,15 @@ class ModelCounts:
 class Principal:
     """Who asks: what jobs are charged to, and what it may do."""
 
-    name: str  # "uid 1000", "grpc unix:/run/taktd/grpc.sock", "certificate CN=…"
+    name: str  # for people: "uid 1000", "grpc unix:/run/taktd/grpc.sock", "certificate robot-7"
     rights: Rights
     admits: Callable[[str], bool] = field(default=lambda model: True)  # by model name
+    uid: int | None = None  # where it is known
+
+    @property
+    def charged(self) -> int | str:
+        """Whose account it is."""
+        return self.name if self.uid is None else self.uid
 
 
 class Backend(Protocol):

@@ -47,10 +47,14 @@ class ListenFailed(Exception):
 class GrpcServer:
     """A listener from start to stop."""
 
-    def __init__(self, backend: Backend, principal: Principal, bounds: Bounds, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, backend: Backend, principal: Principal, bounds: Bounds, clock: Callable[[], int],
+        by_certificate: bool = False,
+    ) -> None:  # fmt: skip
         self._backend = backend
         self._server = grpc.aio.server(maximum_concurrent_rpcs=bounds.calls, options=_options(bounds))
-        self._server.add_generic_rpc_handlers((InferenceService(backend, principal, clock).handlers(),))
+        service = InferenceService(backend, principal, clock, bounds.message_bytes, by_certificate)
+        self._server.add_generic_rpc_handlers((service.handlers(),))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -98,7 +102,8 @@ class GrpcServer:
 
 def _options(bounds: Bounds) -> list[tuple[str, Any]]:
     return [
-        ("grpc.max_receive_message_length", bounds.message_bytes),
+        # Twice: up to there the refusal is ours, and names the way that needs no message.
+        ("grpc.max_receive_message_length", 2 * bounds.message_bytes),
         ("grpc.max_send_message_length", bounds.message_bytes),
         ("grpc.max_concurrent_streams", min(STREAMS_PER_CONNECTION_MAX, bounds.calls)),
         ("grpc.max_allowed_incoming_connections", bounds.connections),

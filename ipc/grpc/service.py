@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -15,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import messages
-from taktd.ipc.inference import Answer, Backend, Model, Outcome, Principal, Refusal, Rights, limit_deadline
+from taktd.ipc.inference import Answer, Backend, Model, Outcome, Principal, Refusal, Request, Rights, limit_deadline
 
 SERVICE: Final = "inference.GRPCInferenceService"
 STREAM_JOBS_MAX: Final = 16  # of one stream, in flight or not yet read by its client
@@ -41,9 +42,13 @@ Handler = grpc.RpcMethodHandler[Any, Any]
 class InferenceService:
     """One listener's methods: everything is done for its principal."""
 
-    def __init__(self, backend: Backend, principal: Principal, clock: Callable[[], int]) -> None:
-        """clock: CLOCK_MONOTONIC in ns."""
+    def __init__(
+        self, backend: Backend, principal: Principal, clock: Callable[[], int], message_bytes_max: int,
+        by_certificate: bool = False,
+    ) -> None:  # fmt: skip
+        """clock: CLOCK_MONOTONIC in ns. by_certificate: jobs are charged to the subject of the client's certificate."""
         self._backend, self._principal, self._clock = backend, principal, clock
+        self._message_bytes_max, self._by_certificate = message_bytes_max, by_certificate
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For grpc.aio.Server.add_generic_rpc_handlers."""
@@ -93,22 +98,38 @@ class InferenceService:
                 f"use a listener with `rights: {rights.value}`",
             )
 
+    def _principal_of(self, context: Context) -> Principal:
+        if not self._by_certificate:
+            return self._principal
+        names = context.auth_context().get("x509_common_name", ())
+        subject = b"".join(names).decode("utf-8", "replace")[:128]
+        return replace(self._principal, name=f"certificate {subject or 'without a name'}")
+
     # ---- inference ----
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
         try:
             self._need(Rights.INFER)
-            request = messages.request_from(data, self._clock())
+            request = self._request_from(data)
             remaining_s = context.time_remaining()
             if remaining_s is not None:
                 limit_deadline(request, request.arrival_ns + int(max(remaining_s, 0.0) * 1e9))
             request_id = request.id
             return await self._backend.infer(
-                request, self._principal, lambda answer: messages.encode(answer, request_id)
+                request, self._principal_of(context), lambda answer: messages.encode(answer, request_id)
             )
         except Refusal as refusal:
             await _abort(context, refusal)
             raise AssertionError("abort returned") from None
+
+    def _request_from(self, data: bytes) -> Request:
+        if len(data) > self._message_bytes_max:
+            raise Refusal(
+                Outcome.FULL,
+                f"the message has {len(data)} bytes, {self._message_bytes_max} are allowed (limits.message): send "
+                "less, or attach a lane (taktd.ipc.connect, takt.h), whose tensors are shared memory and no messages",
+            )
+        return messages.request_from(data, self._clock())
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Answers in the order of the requests; a client that does not read its answers is not read either."""
@@ -116,9 +137,10 @@ class InferenceService:
 
         async def read() -> None:
             async for data in requests:
-                await answers.put(asyncio.create_task(self._one_of_stream(data)))
+                await answers.put(asyncio.create_task(self._one_of_stream(data, principal)))
             await answers.put(None)
 
+        principal = self._principal_of(context)
         reader = asyncio.create_task(read())
         task: asyncio.Task[bytes] | None = None
         try:
@@ -138,16 +160,16 @@ class InferenceService:
             for waiting in left:
                 waiting.cancel()
 
-    async def _one_of_stream(self, data: bytes) -> bytes:
+    async def _one_of_stream(self, data: bytes, principal: Principal) -> bytes:
         request_id = model = ""
         try:
-            request = messages.request_from(data, self._clock())
+            request = self._request_from(data)
             request_id, model = request.id, request.model
 
             def encode(answer: Answer) -> bytes:
                 return messages.encode_in_stream(answer, request_id)
 
-            return await self._backend.infer(request, self._principal, encode)
+            return await self._backend.infer(request, principal, encode)
         except Refusal as refusal:
             return messages.stream_refusal(refusal, request_id, model)
 

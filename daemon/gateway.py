@@ -1,0 +1,193 @@
+"""`python -m taktd.daemon.gateway`: the process that speaks gRPC and ZeroMQ; for the executors one more lane client.
+
+Started and watched by the supervisor (gateway_process.py), which tells it over one inherited socket what to serve; when
+that socket ends it ends too. It can be flooded, crash and restart: control loops have their own lanes and don't notice.
+
+Messages from the supervisor: `configure` (addresses, limits), `model` for each model (with its statistics page),
+`serve`, `state` whenever readiness changes, `stop`. To it: `ready` with the doors, `failed`, `counters` each second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import psutil
+
+from taktd.daemon.executor_link import ExecutorLink, LinkClosed
+from taktd.daemon.gateway_doors import DoorRefused, Doors
+from taktd.daemon.lane_backend import LaneBackend
+from taktd.daemon.limits import Charges
+from taktd.ipc.client import Lane, Node, connect
+from taktd.ipc.errors import TaktError
+from taktd.ipc.inference import Model, TensorSpec
+
+COUNTERS_S: Final = 1.0
+ATTACH_US_MAX: Final = 2_000_000
+CONNECT_US_MAX: Final = 5_000_000
+EXIT_FAILED: Final = 3
+
+if TYPE_CHECKING:
+    from taktd.daemon.config import Limits
+
+Message = dict[str, Any]
+
+
+def limits_from(numbers: dict[str, int]) -> Limits:
+    """What the supervisor's configuration said, already judged there."""
+    return cast("Limits", SimpleNamespace(**numbers))
+
+
+def model_from(told: Message) -> Model:
+    """A model as the supervisor describes it."""
+    sides = [
+        tuple(TensorSpec(t["name"], t["dtype"], tuple(t["dims"]), tuple(t["open"])) for t in told[side])
+        for side in ("inputs", "outputs")
+    ]
+    return Model(
+        told["name"], told["version"], told["platform"], sides[0], sides[1], told["dynamic"], told["max_batch"],
+        tuple(told["preferred"]), told["max_delay_ns"],
+    )  # fmt: skip
+
+
+class Gateway:
+    """One run, from `configure` to the end of the link."""
+
+    def __init__(self, link: ExecutorLink) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._attacher = ThreadPoolExecutor(1, "attach")  # attaching waits; one at a time
+        self._node: Node | None = None
+        self._lanes_path = ""
+        self._backend: LaneBackend | None = None
+        self._doors: Doors | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed = False
+
+    async def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop.set)
+        self._loop.add_reader(self._link.fileno(), self._readable)
+        await self._stop.wait()
+        self._loop.remove_reader(self._link.fileno())
+        for task in self._tasks:
+            task.cancel()
+        if self._doors is not None:
+            await self._doors.close()
+        if self._backend is not None:
+            self._backend.close()
+        self._attacher.shutdown(wait=False, cancel_futures=True)
+        if self._node is not None:
+            self._node.close()
+        return EXIT_FAILED if self.failed else 0
+
+    # ---- the supervisor ----
+
+    def _readable(self) -> None:
+        while not self._stop.is_set():
+            try:
+                received = self._link.receive()
+            except LinkClosed:
+                self._stop.set()
+                return
+            if received is None:
+                return
+            self._take(*received)
+
+    def _take(self, message: Message, descriptors: list[int]) -> None:
+        op = message["op"]
+        if op == "configure":
+            self._configure(message)
+        elif op == "model" and self._backend is not None:
+            self._backend.add(model_from(message), (descriptors[0], message["block"]))
+        elif op == "serve":
+            task = self._loop.create_task(self._serve())
+            self._tasks.add(task)
+        elif op == "state" and self._backend is not None:
+            self._backend.set_state(message["ready"], message["reasons"])
+        elif op == "event" and self._doors is not None:
+            self._doors.publish(message["topic"], message["event"])
+        elif op == "stop":
+            self._stop.set()
+
+    def _say(self, message: Message) -> None:
+        try:
+            self._link.send(message)
+        except (LinkClosed, BlockingIOError):
+            pass  # it is gone, which the reader notices; or busy, then it gets the next one
+
+    def _configure(self, message: Message) -> None:
+        limits = limits_from(message["limits"])
+        self._lanes_path = message["lanes"]
+        self._backend = LaneBackend(
+            message["node"], message["version"], Charges(limits), limits.gateway_lanes, self._attach
+        )
+        self._doors = Doors(self._backend, message, limits)
+
+    async def _serve(self) -> None:
+        assert self._doors is not None
+        try:
+            doors = await self._doors.open()
+        except DoorRefused as refused:
+            self._say({"op": "failed", "error": str(refused)})
+            self.failed = True
+            self._stop.set()
+            return
+        self._say({"op": "ready", "doors": doors})
+        while True:
+            self._say({"op": "counters", **self._counters()})
+            await asyncio.sleep(COUNTERS_S)
+
+    def _counters(self) -> Message:
+        assert self._backend is not None
+        assert self._doors is not None
+        rss_bytes = psutil.Process().memory_info().rss
+        return {**self._backend.counters(), **self._doors.counters(), "rss_bytes": rss_bytes}
+
+    # ---- lanes ----
+
+    async def _attach(self, model: str) -> Lane:
+        """A lane of the model; taken in a thread, since it waits for the executor."""
+        return await self._loop.run_in_executor(self._attacher, self._attach_now, model)
+
+    def _attach_now(self, model: str) -> Lane:
+        for last in (False, True):
+            try:
+                if self._node is None:
+                    self._node = connect(self._lanes_path, timeout_us=CONNECT_US_MAX)
+                return self._node.attach(model, wait="block", kind="model", timeout_us=ATTACH_US_MAX)
+            except TaktError as error:
+                # A connection of a supervisor that is gone; its successor has another one.
+                if last or type(error).__name__ != "NotConnected":
+                    raise
+                if self._node is not None:
+                    self._node.close()
+                self._node = None
+        raise AssertionError("unreachable")
+
+
+async def _run(descriptor: int) -> int:
+    link = ExecutorLink(socket.socket(fileno=descriptor))
+    return await Gateway(link).run()
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="taktd.daemon.gateway", description="Started by taktd, not by hand.")
+    parser.add_argument("--control-fd", type=int, required=True)
+    code = asyncio.run(_run(parser.parse_args().control_fd))
+    sys.stdout.flush()
+    # gRPC's own threads have nothing left to do; waiting for them would only delay the end.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
