@@ -19,7 +19,7 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-slow test-gpu-fakes test-rtx lint bench sanitize fuzz proto deb constraints clean
+.PHONY: help demo test test-slow test-gpu-fakes test-rtx lint bench sanitize fuzz proto deb wheelhouse deb-test constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
@@ -31,7 +31,8 @@ help:
 	@echo "make sanitize   the C core under the address and undefined-behaviour sanitizers"
 	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS"
 	@echo "make bench      bench/results.json and the table in docs/performance.md; best as root"
-	@echo "make deb        the Debian packages"
+	@echo "make deb        the Debian packages, offline once their wheels are there (make wheelhouse fetches them)"
+	@echo "make deb-test   their whole life in throwaway machines, as root"
 	@echo "make proto      the Python modules that are generated from ipc/grpc/*.proto"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows, with: $(PYTHONS)"
 
@@ -71,8 +72,13 @@ fuzz:
 	@$(MAKE) --no-print-directory -C ipc/core fuzz
 
 deb:
-	@test -x packaging/build || { echo "packaging/build is not there: nothing to build the packages with" >&2; exit 2; }
 	@packaging/build $(ARGS)
+
+wheelhouse:
+	@packaging/wheelhouse $(ARGS)
+
+deb-test:
+	@packaging/test/run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build ipc/_core*.so drivers/_cuda*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

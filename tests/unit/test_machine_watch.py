@@ -122,3 +122,14 @@ def test_message_ids_are_distinct_and_documented() -> None:
     assert len(set(ids)) == len(ids)
     documented = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert [name for name, number in journal.MESSAGE_IDS.items() if number not in documented] == []
+
+
+def test_every_event_that_is_logged_has_a_message_id() -> None:
+    named = {
+        event
+        for folder in ("daemon", "engines", "drivers")
+        for file in (ROOT / folder).rglob("*.py")
+        for event in re.findall(r'\bevent="([a-z-]+)"', file.read_text(encoding="utf-8"))
+    }
+    assert "ready" in named
+    assert named - set(journal.MESSAGE_IDS) == set()
