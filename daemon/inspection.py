@@ -18,9 +18,11 @@ from typing import Any, Final
 
 from taktd.daemon.child_process import child_environment, python_command
 from taktd.daemon.config import Model
+from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
+from taktd.daemon.logbook import log
 
 INSPECTION_S_MAX: Final = 120
-CACHE_VERSION: Final = 1
+CACHE_VERSION: Final = 2
 ANSWER_BYTES_MAX: Final = 1 << 20
 # Tensors in other files are named under this key; a digest of the .onnx file alone does not cover them.
 _EXTERNAL_DATA_KEY: Final = b"location"
@@ -129,32 +131,20 @@ def _cache_key(model: Model) -> str | None:
     return digest.hexdigest()
 
 
-def _checksum(found: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
-
-
 def _read_cache(path: Path, key: str) -> dict[str, Any] | None:
-    """What an earlier start found, None when there is nothing or anything about it is wrong."""
+    """What an earlier start found, None when there is nothing; what is not believed is announced."""
     try:
-        if path.stat().st_uid != os.geteuid():
-            return None
-        stored = json.loads(path.read_bytes())
-        found: dict[str, Any] = stored["inspection"]
-        return found if stored["key"] == key and stored["sha256"] == _checksum(found) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        found: dict[str, Any] | None = read_sealed(path, key)
+    except SealBroken as broken:
+        log("warning", f"a stored inspection is not used, the model is looked at again: {broken}",
+            event="cache-rejected")  # fmt: skip
         return None
+    return found
 
 
 def _write_cache(path: Path, key: str, found: dict[str, Any]) -> None:
-    data = json.dumps({"key": key, "sha256": _checksum(found), "inspection": found}).encode()
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_sealed(path, key, found)
     except OSError:
-        # A cache that can't be written costs the next start half a second, nothing else.
-        temporary.unlink(missing_ok=True)
+        pass  # a cache that can't be written costs the next start half a second, nothing else

@@ -19,6 +19,11 @@ MESSAGE_IDS: Final[dict[str, str]] = {
     "precondition-holds": "08cff3966eb5496abdf8b5d83e575be4",
     "refused": "09a4d826c16c4f35be3fc94b4bd537f7",
     "reload-done": "5d4e5d71cae44ba4bc28e95ec7ee0341",
+    "cache-rejected": "8534bef52eda4727892ac86a4750bcb9",
+    "model-added": "4c542760ad874967afc1f262f1d638aa",
+    "model-activated": "d04a52da05da4dc3aa533d86a3dc2ad7",
+    "model-removed": "7373626e179b43bcab200c88e7c35481",
+    "fault-injected": "d9de4908c48646ed92183bb441a38c0f",
 }
 
 Send = Callable[..., None]

@@ -1,21 +1,25 @@
 """Measured execution times, kept under the identity of the engine they belong to, so that a second start is quick.
 
-The identity covers the model's content, the runtime, the processor and the cores it was measured on. One small JSON
-file each in the state folder, written whole or not at all; what does not match is measured again, never trusted.
+The identity covers the model's content, the runtime, the processor, the cores it was measured on and their clocks. One
+small JSON file each in the state folder, written whole or not at all; what does not match is measured again, never
+trusted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any, Final
 
 from taktd.daemon.config import Device, Model
+from taktd.daemon.doctor.preconditions import ground
+from taktd.daemon.doctor.tree import Tree
+from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
+from taktd.daemon.logbook import log
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 Costs = dict[str, dict[str, int]]  # batch size → p50_ns, p99_ns, …
 
@@ -40,6 +44,10 @@ def identity(device: Device, model: Model, inspection: dict[str, Any]) -> str:
         "cores": list(device.cores), "priority": device.priority, "processor": processor(),
         "kernel": platform.release(), "shapes": [t["dims"] for t in inspection["inputs"]],
         "max_batch": model.batching.max_batch if model.batching else 1,
+        "ground": ground(Tree(), frozenset(device.cores)),
+        # A simulated engine costs what is declared; a look at the outputs costs a microsecond.
+        "simulated": [device.cost, device.outputs.kind, device.seed] if device.driver == "sim" else None,
+        "non_finite": dict(sorted(model.non_finite.items())),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
@@ -51,34 +59,20 @@ class MeasurementStore:
         self._folder = folder
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """{"costs", "dispatch_ns", "real_time"} as it was written, or None."""
-        path = self._folder / f"{key}.json"
+        """{"costs", "dispatch_ns", "real_time"} as it was written, or None; what is not believed is announced."""
         try:
-            if path.stat().st_uid != os.geteuid():
-                return None
-            stored = json.loads(path.read_bytes())
-            body: dict[str, Any] = stored["body"]
-            return body if stored["key"] == key and stored["sha256"] == _checksum(body) else None
-        except (OSError, ValueError, KeyError, TypeError):
+            body: dict[str, Any] | None = read_sealed(self._folder / f"{key}.json", key)
+        except SealBroken as broken:
+            log("warning", f"stored measurements are not used, they are made again: {broken}", event="cache-rejected")
             return None
+        return body
 
     def write(self, key: str, costs: Costs, dispatch_ns: int, real_time: bool) -> bool:
         """Whether it was written."""
         body = {"costs": costs, "dispatch_ns": dispatch_ns, "real_time": real_time}
-        path = self._folder / f"{key}.json"
-        temporary = self._folder / f"{key}.{os.getpid()}.tmp"
         try:
             self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(json.dumps({"key": key, "sha256": _checksum(body), "body": body}).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            write_sealed(self._folder / f"{key}.json", key, body)
         except OSError:
-            temporary.unlink(missing_ok=True)
             return False
         return True
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
