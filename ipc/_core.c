@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * _core.c: the Python module taktd.ipc._core. This file: small functions and what the other files share.
- * _core_layout.c: lane layouts. _core_server.c: the executor's side. _core_client.c: the client's side.
+ * _core_layout.c: lane layouts. _core_server.c, _core_succession.c: the executor's side. _core_client.c: the client's side.
  */
 #include "_core.h"
 
@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/server.h"
+#include "_core_server.h"
 
 PyObject *takt_py_error(int rc)
 {
@@ -300,6 +300,7 @@ static PyMethodDef functions[] = {
 	{"create_journal", core_create_journal, METH_O, NULL},
 	{"stats_read", core_stats_read, METH_VARARGS, NULL},
 	{"journal_read", core_journal_read, METH_VARARGS, NULL},
+	TAKT_PY_SUCCESSION_FUNCTIONS,
 	{"lock_memory", core_lock_memory, METH_NOARGS, NULL},
 	{"realtime", core_realtime, METH_VARARGS, NULL},
 	{"switched_out", core_switched_out, METH_NOARGS, NULL},

@@ -139,7 +139,7 @@ def succession_set(ledger_fd: int, successor: int, /) -> None:
     """Who may serve the ledger next: a member's id, 0: nobody. Takes effect when the owner releases it or dies."""
 
 def succession_ask_release(ledger_fd: int, member: int, /) -> None:
-    """Ask the owner to hand over; nothing happens unless `member` owns the ledger. It hears "asked" in successions()."""
+    """Ask the owner to hand over, by "asked" in successions(); nothing happens unless `member` owns the ledger."""
 
 def succession_state(ledger_fd: int, /) -> Succession:
     """What the ledger says about its owner; from any process, disturbs nobody."""

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/server.h"
+#include "_core_server.h"
 
 typedef struct {
 	PyObject_HEAD
@@ -19,6 +19,11 @@ typedef struct {
 
 /* The server is its one thread's. A second Python thread that comes while wait() runs is a bug of ours: say so. */
 static struct takt_server *enter(PyObject *self)
+{
+	return takt_py_enter(self);
+}
+
+struct takt_server *takt_py_enter(PyObject *self)
 {
 	Server *own = (Server *)self;
 
@@ -96,22 +101,25 @@ static void server_dealloc(PyObject *self)
 
 static PyObject *server_add(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"lane", "memfd", "wake_fd", "layout", "stats_block", "area", "recover", NULL};
+	static char *names[] = {"lane", "memfd", "wake_fd", "layout", "stats_block", "area", "recover", "dormant", NULL};
 	struct takt_server *server = enter(self);
 	struct takt_layout layout;
 	PyObject *dict;
-	unsigned int lane, block, area;
-	int memfd, wake_fd, recover, rc;
+	struct takt_service service = {.area = UINT32_MAX, .recover = -1};
+	unsigned int lane;
+	int memfd, wake_fd, rc;
 
-	if (!server || !PyArg_ParseTupleAndKeywords(args, kwargs, "IiiOI$Ip", names, &lane, &memfd, &wake_fd, &dict,
-						    &block, &area, &recover))
+	if (!server || !PyArg_ParseTupleAndKeywords(args, kwargs, "IiiOI|$Ipp", names, &lane, &memfd, &wake_fd, &dict,
+						    &service.stats_block, &service.area, &service.recover, &service.dormant))
 		return NULL;
+	if (service.area == UINT32_MAX || service.recover < 0) /* the format can't say that these must be given */
+		return PyErr_Format(PyExc_TypeError, "add() needs area and recover");
 	if (takt_py_read_layout(dict, &layout) < 0) {
 		close(memfd);
 		close(wake_fd);
 		return NULL;
 	}
-	rc = takt_server_add(server, lane, memfd, wake_fd, &layout, block, area, recover);
+	rc = takt_server_add(server, lane, memfd, wake_fd, &layout, &service);
 	if (rc < 0)
 		return takt_py_error(rc);
 	return PyLong_FromVoidPtr(takt_server_lane(server, lane)->base);
@@ -245,6 +253,25 @@ static PyObject *server_expect(PyObject *self, PyObject *const *args, Py_ssize_t
 	Py_RETURN_NONE;
 }
 
+Py_ssize_t takt_py_cores(PyObject *cores, cpu_set_t *set)
+{
+	Py_ssize_t count = PySequence_Size(cores);
+
+	CPU_ZERO(set);
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *item = PySequence_GetItem(cores, i);
+		uint32_t core;
+		int bad = !item || takt_py_u32(item, &core) < 0;
+
+		Py_XDECREF(item);
+		if (bad)
+			return -1;
+		if (core < CPU_SETSIZE)
+			CPU_SET(core, set);
+	}
+	return count;
+}
+
 static PyObject *server_runs_late(PyObject *self, PyObject *number)
 {
 	struct takt_server *server = enter(self);
@@ -264,20 +291,8 @@ static PyObject *server_watch(PyObject *self, PyObject *args)
 	Py_ssize_t count;
 	int priority, rc;
 
-	if (!server || !PyArg_ParseTuple(args, "iO", &priority, &cores) || (count = PySequence_Size(cores)) < 0)
+	if (!server || !PyArg_ParseTuple(args, "iO", &priority, &cores) || (count = takt_py_cores(cores, &set)) < 0)
 		return NULL;
-	CPU_ZERO(&set);
-	for (Py_ssize_t i = 0; i < count; i++) {
-		PyObject *item = PySequence_GetItem(cores, i);
-		uint32_t core;
-		int bad = !item || takt_py_u32(item, &core) < 0;
-
-		Py_XDECREF(item);
-		if (bad)
-			return NULL;
-		if (core < CPU_SETSIZE)
-			CPU_SET(core, &set);
-	}
 	rc = takt_watch_start(server, priority, count > 0 ? &set : NULL);
 	if (rc < 0)
 		return takt_py_error(rc);
@@ -484,6 +499,7 @@ static PyMethodDef methods[] = {
 	{"slept_ns", server_slept_ns, METH_NOARGS, NULL},
 	{"spins", server_spins, METH_O, NULL},
 	FAST(record),
+	TAKT_PY_SUCCESSION_METHODS,
 	{NULL, NULL, 0, NULL},
 };
 

@@ -173,8 +173,10 @@ static int look(struct takt_server *server, const struct timespec *timeout)
 	if (count < 0)
 		return -errno;
 	for (int i = 0; i < count; i++) {
-		if (events[i].data.u64 == UINT64_MAX)
+		if (events[i].data.u64 == TAKT_EPOLL_CONTROL)
 			server->events |= TAKT_WOKE_CONTROL;
+		else if (events[i].data.u64 == TAKT_EPOLL_SUCCESSION)
+			takt_succession_heard(server, now_ns);
 		else if (server->lanes[events[i].data.u64])
 			hear(server, server->lanes[events[i].data.u64], events[i].events, now_ns);
 	}
@@ -250,6 +252,7 @@ int takt_server_wait(struct takt_server *server, uint64_t until_ns, uint64_t spi
 		uint64_t now_ns = takt_clock_ns();
 		uint32_t woke = 0;
 
+		takt_server_alive(server);
 		/* Before the rings: a client that always has entries there must not keep the supervisor out. */
 		if (now_ns >= server->looked_ns + TAKT_LOOK_NS)
 			look(server, &at_once);

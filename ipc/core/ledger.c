@@ -37,7 +37,12 @@ int takt_ledger_create(uint32_t lanes)
 	memcpy(page->magic, LEDGER_MAGIC, sizeof(page->magic));
 	page->version = 1;
 	page->lane_count = lanes;
+	rc = takt_succession_init(page);
 	takt_unmap(map, sizeof(*page));
+	if (rc < 0) {
+		close(fd);
+		return rc;
+	}
 	return fd;
 }
 
@@ -62,10 +67,11 @@ int takt_ledger_open(int fd, struct takt_ledger_page **page, uint64_t *size)
 	return 0;
 }
 
-void takt_ledger_reset(struct takt_ledger_lane *lane, uint32_t area)
+void takt_ledger_reset(struct takt_ledger_lane *lane, uint32_t area, uint64_t memory)
 {
 	memset(lane, 0, sizeof(*lane));
 	lane->area = area;
+	lane->memory = memory;
 	lane->next_sequence = 1;
 	takt_store_state(&lane->used, 1);
 }

@@ -13,34 +13,27 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define DEADLINE_MAX_NS (UINT64_C(1) << 63)
 
 int takt_server_init(struct takt_server *server, int ledger_fd, int stats_fd, int journal_fd, int control_fd)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = UINT64_MAX};
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = TAKT_EPOLL_CONTROL};
 	int rc;
 
 	memset(server, 0, sizeof(*server));
 	server->control_fd = control_fd;
+	server->succession_fd = -1;
 	server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (server->epoll_fd < 0)
 		return -errno;
-	rc = takt_ledger_open(ledger_fd, &server->ledger, &server->ledger_bytes);
-	if (rc == 0)
-		rc = takt_stats_open(stats_fd, 1, &server->stats, &server->stats_bytes);
+	rc = takt_server_open_ledger(server, ledger_fd, stats_fd);
 	if (rc == 0)
 		rc = takt_journal_open(journal_fd, 1, &server->journal, &server->journal_bytes);
 	if (rc == 0 && control_fd >= 0 && epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, control_fd, &event) < 0)
 		rc = -errno;
-	if (rc == 0) {
-		server->lane_limit = server->ledger->lane_count;
-		server->lanes = calloc(server->lane_limit, sizeof(*server->lanes));
-		server->active = calloc(server->lane_limit, sizeof(*server->active));
-		if (!server->lanes || !server->active)
-			rc = -ENOMEM;
-	}
 	if (rc < 0)
 		takt_server_destroy(server);
 	return rc;
@@ -59,20 +52,25 @@ static void free_lane(struct takt_served *lane)
 
 void takt_server_destroy(struct takt_server *server)
 {
+	for (uint32_t i = 0; i < server->home_count; i++)
+		takt_server_leave(server, i); /* before the memory goes that its thread looks at */
 	for (uint32_t i = 0; server->lanes && i < server->lane_limit; i++)
 		if (server->lanes[i])
 			free_lane(server->lanes[i]);
 	free(server->lanes);
 	free(server->active);
-	if (server->ledger)
-		takt_unmap(server->ledger, server->ledger_bytes);
-	if (server->stats)
-		takt_unmap(server->stats, server->stats_bytes);
+	for (uint32_t i = 0; i < server->home_count; i++) {
+		takt_unmap(server->homes[i].page, server->homes[i].page_bytes);
+		takt_unmap(server->homes[i].stats, server->homes[i].stats_bytes);
+	}
 	if (server->journal)
 		takt_unmap(server->journal, server->journal_bytes);
+	if (server->succession_fd >= 0)
+		close(server->succession_fd);
 	if (server->epoll_fd >= 0)
 		close(server->epoll_fd);
 	memset(server, 0, sizeof(*server));
+	server->succession_fd = -1;
 	server->epoll_fd = -1;
 }
 
@@ -96,12 +94,16 @@ static void touch_pages(struct takt_served *lane)
 
 static int map_lane(struct takt_served *lane, int memfd)
 {
+	struct stat file;
 	uint64_t size;
 	void *map;
 	int rc = takt_memfd_size(memfd, &size);
 
 	if (rc < 0)
 		return rc;
+	if (fstat(memfd, &file) < 0)
+		return -errno;
+	lane->memory = file.st_ino;
 	if (size != lane->layout.total_size)
 		return -EINVAL;
 	rc = takt_map(memfd, size, 1, &map);
@@ -118,29 +120,11 @@ static int map_lane(struct takt_served *lane, int memfd)
 	return 0;
 }
 
-static void start_lane(struct takt_server *server, struct takt_served *lane, int recover)
-{
-	uint64_t now_ns = takt_clock_ns();
-
-	lane->idle_limit_ns = 4 * lane->layout.period_ns > TAKT_IDLE_NS ? 4 * lane->layout.period_ns : TAKT_IDLE_NS;
-	lane->active_at = TAKT_DORMANT;
-	if (recover && lane->ledger->used) {
-		takt_ledger_recover(lane);
-		server->pending_count += (uint32_t)__builtin_popcountll(lane->pending);
-	} else {
-		takt_ledger_reset(lane->ledger, lane->area);
-		lane->empty_ns = now_ns;
-	}
-	server->lanes[lane->index] = lane;
-	server->lane_count++;
-	/* Scanned at first: entries may be there already, and their doorbell may have gone to a predecessor. */
-	takt_doorbell_activate(server, lane, now_ns);
-}
-
 int takt_server_add(struct takt_server *server, uint32_t index, int memfd, int wake_fd, struct takt_layout *layout,
-		    uint32_t stats_block, uint32_t area, int recover)
+		    const struct takt_service *service)
 {
 	struct takt_served *lane = aligned_alloc(64, (sizeof(*lane) + 63) / 64 * 64);
+	struct takt_home *home = takt_server_home(server, index);
 	int rc = 0;
 
 	if (!lane) {
@@ -154,25 +138,36 @@ int takt_server_add(struct takt_server *server, uint32_t index, int memfd, int w
 	layout->tensors = NULL;
 	lane->wake_fd = wake_fd;
 	lane->index = index;
-	lane->area = area;
-	if (index >= server->lane_limit || stats_block >= server->stats->block_count)
+	lane->area = service->area;
+	lane->recover = service->recover != 0;
+	lane->idle_limit_ns = 4 * lane->layout.period_ns > TAKT_IDLE_NS ? 4 * lane->layout.period_ns : TAKT_IDLE_NS;
+	lane->active_at = TAKT_DORMANT;
+	lane->standby = 1;
+	if (!home || service->stats_block >= home->stats->block_count)
 		rc = -ERANGE;
 	else if (server->lanes[index])
 		rc = -EBUSY;
-	else if (area >= TAKT_AREAS)
+	else if (service->area >= TAKT_AREAS)
 		rc = -EINVAL;
+	else if (!service->dormant && !takt_home_is_ours(home))
+		rc = -EPERM;
 	if (rc == 0)
 		rc = map_lane(lane, memfd);
 	close(memfd);
-	if (rc == 0)
-		rc = takt_doorbell_listen(server, lane);
+	if (rc == 0) {
+		lane->home = (uint32_t)(home - server->homes);
+		lane->ledger = &home->page->lanes[index - home->first_lane];
+		lane->stats = &home->stats->blocks[service->stats_block];
+		if (!service->dormant)
+			rc = takt_served_start(server, lane);
+	}
 	if (rc < 0) {
 		free_lane(lane);
 		return rc;
 	}
-	lane->ledger = &server->ledger->lanes[index];
-	lane->stats = &server->stats->blocks[stats_block];
-	start_lane(server, lane, recover);
+	server->lanes[index] = lane;
+	if (home->member)
+		takt_member_add_lane(home->member, lane);
 	return 0;
 }
 
@@ -208,6 +203,13 @@ int takt_server_remove(struct takt_server *server, uint32_t index, int status, u
 		return -ENOENT;
 	if (status >= TAKT_STATS_STATUSES)
 		return -EINVAL;
+	if (server->homes[lane->home].member)
+		takt_member_drop_lane(server->homes[lane->home].member, lane);
+	if (lane->standby) {
+		server->lanes[index] = NULL;
+		free_lane(lane);
+		return 0;
+	}
 	for (uint32_t slot = 0; slot < lane->layout.slot_count; slot++) {
 		if (!(lane->pending >> slot & 1))
 			continue;
@@ -404,6 +406,7 @@ uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct ta
 {
 	uint32_t count = takt_watch_collect(server, jobs);
 
+	takt_server_alive(server);
 	if (count == 0)
 		count = takt_server_poll_rings(server, now_ns, jobs, TAKT_POLL_ENTRIES_MAX);
 	if (server->recording)
@@ -466,14 +469,17 @@ int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot,
 		takt_store_u64(&lane->ledger->slots[slot].deadline_ns, deadline_ns);
 	takt_store_u64(&lane->ledger->slots[slot].started_ns, now_ns);
 	lane->next_arrival_ns = next_arrival_ns;
-	if (!more)
+	if (!more) {
+		takt_server_running(server, now_ns, lane->budget_ns != 0 ? lane->budget_ns : TAKT_BUDGET_UNKNOWN_NS);
 		takt_watch_begin(server, index, now_ns);
+	}
 	return 0;
 }
 
 void takt_server_end(struct takt_server *server)
 {
 	takt_watch_end(server);
+	takt_server_running(server, 0, 0);
 }
 
 void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot)

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * server.h - the daemon's side of the lanes: one takt_server per executor, shared by server.c (lanes, entries,
- * completions), ledger.c (what was taken and done) and doorbell.c (waiting and being woken).
+ * completions), ledger.c (what was taken and done), doorbell.c (waiting and being woken), standby.c (lanes of ledgers that
+ * another executor owns at present) and succession.c (how a ledger passes from one executor to another).
  *
  * Ownership: a takt_server belongs to the executor's one thread, during engine runs by turns to the watch (watch.c);
  * nothing in it is locked and nothing relies on Python's GIL for that. What another thread or process may look at meanwhile
- * is exactly the mapped files (lanes, ledger, statistics, journal), through the helpers of lib.h.
+ * is exactly the mapped files (lanes, ledger, statistics, journal), through the helpers of lib.h, and a takt_member, which
+ * says itself who writes what.
  */
 #ifndef TAKT_SERVER_H
 #define TAKT_SERVER_H
 
+#include <pthread.h>
 #include <sched.h>
 
 #include "lib.h"
@@ -39,21 +42,51 @@ struct takt_ledger_lane {
 	uint64_t next_sequence;
 	uint64_t completion_tail;
 	uint64_t last_release_ns;
-	uint8_t pad[24];
+	uint64_t memory; /* inode of the lane's memfd: what is said here is about that memory and no other */
+	uint8_t pad[16];
 	struct takt_ledger_slot slots[TAKT_SLOTS_MAX];
 };
 _Static_assert(offsetof(struct takt_ledger_lane, slots) == 64, "ledger lane");
+
+/* Who serves the ledger and who is next. Members are numbers above 0, given by the supervisor; 0 is nobody. */
+struct takt_succession {
+	uint32_t bell;          /* futex: counts changes in this line; everybody who waits for one sleeps on it */
+	uint32_t successor;     /* supervisor: the member that may take the lock next */
+	uint32_t release_asked; /* supervisor: the member that is asked to hand over */
+	uint32_t owner;         /* whoever holds the lock; if it is not 0 when the lock is free, that owner died */
+	uint32_t fenced;        /* successor: the owner that it has killed */
+	uint32_t ping;          /* successor: counts questions whether the owner's one thread is alive */
+	uint32_t how;           /* enum takt_news: how the owner came to it */
+	uint32_t pad0;
+	uint64_t since_ns;
+	uint64_t takeovers;
+	uint64_t fences;
+	uint8_t pad1[8];
+	/* the owner's one thread, on its path; a line of its own */
+	uint64_t progress;       /* counts signs of life */
+	uint64_t run_started_ns; /* 0: no run */
+	uint64_t run_budget_ns;  /* written before run_started_ns */
+	uint8_t pad2[40];
+};
+_Static_assert(sizeof(struct takt_succession) == 128, "succession");
+_Static_assert(offsetof(struct takt_succession, progress) == 64, "succession");
 
 struct takt_ledger_page {
 	char magic[8]; /* "TAKTLDGR" */
 	uint32_t version;
 	uint32_t lane_count;
 	uint8_t pad0[48];
-	uint8_t owner_lock[256]; /* room for a robust mutex that its executor holds while it lives */
-	uint8_t pad1[4096 - 320];
+	union {
+		pthread_mutex_t mutex; /* robust, process-shared; held by a thread of the owner while it lives */
+		uint8_t room[256];
+	} owner_lock;
+	struct takt_succession succession;
+	uint8_t pad1[4096 - 448];
 	struct takt_ledger_lane lanes[];
 };
 _Static_assert(offsetof(struct takt_ledger_page, owner_lock) == 64, "ledger page");
+_Static_assert(sizeof(pthread_mutex_t) <= 256, "the lock's room");
+_Static_assert(offsetof(struct takt_ledger_page, succession) == 320, "ledger page");
 _Static_assert(offsetof(struct takt_ledger_page, lanes) == 4096, "ledger page");
 
 /* ---- the server ------------------------------------------------------------------------------------------------------ */
@@ -71,10 +104,29 @@ enum {
 	TAKT_EVENTS_MAX = 32,
 	TAKT_WATCH_TICK_NS = 1000000,  /* the watch looks this often during runs: an answer is that late at most */
 	TAKT_WATCH_AFTER_NS = 500000,  /* and leaves runs alone that have just begun */
-	TAKT_WATCH_STACK_BYTES = 65536,
+	TAKT_THREAD_STACK_BYTES = 65536,
+	TAKT_LEDGERS_MAX = 8,         /* that one executor can serve: its own and those it stands in for */
+	TAKT_MEMBERS_MAX = 16,        /* of one ledger, that an executor knows how to fence */
+	TAKT_TURN_STEP_NS = 1000000,  /* a successor looks this often at an owner that has something to do */
+	TAKT_TURN_REST_NS = 10000000, /* and this often once it had nothing to do for TAKT_TURN_REST_AFTER_NS */
+	TAKT_TURN_REST_AFTER_NS = 1000000000,
+	TAKT_BUDGET_UNKNOWN_NS = 1000000000, /* of a run on a lane whose budget nobody has told */
 };
+#define TAKT_HANG_NS_MAX (UINT64_C(1) << 62) /* so that the sum of two fits */
+_Static_assert(TAKT_LEDGERS_MAX * TAKT_LANES_MAX <= UINT16_MAX, "a journal record has 16 bits for the lane");
 
-enum { TAKT_WOKE_SUBMISSIONS = 1, TAKT_WOKE_CONTROL = 2, TAKT_WOKE_TIMEOUT = 4, TAKT_WOKE_HANGUP = 8 };
+enum {
+	TAKT_WOKE_SUBMISSIONS = 1,
+	TAKT_WOKE_CONTROL = 2,
+	TAKT_WOKE_TIMEOUT = 4,
+	TAKT_WOKE_HANGUP = 8,
+	TAKT_WOKE_SUCCESSION = 16,
+};
+/* What a member's thread tells its executor: the ledger is ours now, and how that came; or that we are asked for it. */
+enum takt_news { TAKT_NEWS_CLEAN = 1, TAKT_NEWS_DIED = 2, TAKT_NEWS_HUNG = 4, TAKT_NEWS_ASKED = 8 };
+/* epoll data of the descriptors that belong to no lane */
+#define TAKT_EPOLL_CONTROL UINT64_MAX
+#define TAKT_EPOLL_SUCCESSION (UINT64_MAX - 1)
 /* takt_job.flags: not a job, the lane's client broke the protocol; slot 0. Or: a job that the watch has answered; one that
  * came during a run is handed out twice, as the job that it was first. Or: a submission that poll has left to the executor
  * to record, since it comes together with something else and the record must keep their order. */
@@ -104,6 +156,11 @@ struct takt_served {
 	uint32_t active_at; /* place in the active list; TAKT_DORMANT when only a doorbell wakes it */
 	uint32_t closed;    /* ended for a broken protocol, waits for takt_server_remove */
 	uint32_t listening; /* its descriptor is in the epoll set */
+	uint32_t standby;   /* only mapped: ledger and client are another executor's business */
+	uint32_t recover;   /* starts from what the ledger says */
+	uint32_t home;      /* which of the server's ledgers */
+	uint64_t memory;    /* as in takt_ledger_lane */
+	uint64_t budget_ns; /* a run that begins with this lane is hung beyond it; 0: not known */
 	uint32_t runs_late; /* on_late: run: the watch answers none of its jobs */
 	uint64_t next_arrival_ns;              /* a loop's next job arrives no earlier, as far as the scheduler has said */
 	uint64_t hopeless_ns[TAKT_SLOTS_MAX];  /* a job not started by then can't make its deadline; 0: not known */
@@ -112,11 +169,29 @@ struct takt_served {
 };
 #define TAKT_DORMANT UINT32_MAX
 
+/* A ledger and its statistics; its lanes are first_lane .. first_lane + page->lane_count - 1 of the server. */
+struct takt_home {
+	struct takt_ledger_page *page;
+	struct takt_stats_page *stats;
+	uint64_t page_bytes;
+	uint64_t stats_bytes;
+	struct takt_member *member; /* NULL: we take no part in its succession, it is simply ours */
+	uint32_t first_lane;
+};
+
+/* How a lane is to be served. */
+struct takt_service {
+	uint32_t stats_block;
+	uint32_t area;
+	int recover; /* go on from the ledger */
+	int dormant; /* map it, no more */
+};
+
 struct takt_server {
 	struct takt_served **lanes; /* by lane number; NULL where none */
 	uint32_t *active;           /* dense list of the lanes that are scanned */
 	uint32_t lane_limit;
-	uint32_t lane_count;
+	uint32_t lane_count; /* without those on standby */
 	uint32_t active_count;
 	uint32_t muted_count;
 	uint32_t recording; /* poll writes what it hands out into the journal */
@@ -130,11 +205,12 @@ struct takt_server {
 	uint64_t slept_ns;
 	int epoll_fd;
 	int control_fd;
-	struct takt_ledger_page *ledger;
-	struct takt_stats_page *stats;
+	int succession_fd; /* eventfd of this process alone, rung by its member threads; -1: none yet */
+	uint32_t home_count;
+	uint32_t owned_count;
+	struct takt_succession *owned[TAKT_LEDGERS_MAX]; /* of the ledgers that have members, those that are ours now */
+	struct takt_home homes[TAKT_LEDGERS_MAX];
 	struct takt_journal_page *journal;
-	uint64_t ledger_bytes;
-	uint64_t stats_bytes;
 	uint64_t journal_bytes;
 };
 
@@ -163,7 +239,7 @@ struct takt_verdict {
 
 int takt_ledger_create(uint32_t lanes);
 int takt_ledger_open(int fd, struct takt_ledger_page **page, uint64_t *size);
-void takt_ledger_reset(struct takt_ledger_lane *lane, uint32_t area);
+void takt_ledger_reset(struct takt_ledger_lane *lane, uint32_t area, uint64_t memory);
 void takt_ledger_take(struct takt_served *lane, const struct takt_submission *entry, uint64_t release_ns, uint64_t now_ns);
 /* Continues a lane from its ledger: publishes what was done and maybe not published, finds what was taken. */
 void takt_ledger_recover(struct takt_served *lane);
@@ -173,12 +249,14 @@ int takt_server_init(struct takt_server *server, int ledger_fd, int stats_fd, in
 /* Unmaps everything. Pending jobs are left in the ledger for a successor. */
 void takt_server_destroy(struct takt_server *server);
 /* Serves a lane. Owns memfd, wake_fd and layout->tensors from the call on, also when it fails.
- * -ERANGE lane or block number, -EBUSY lane number in use, -EINVAL layout and memfd don't agree, -EPERM not sealed. */
+ * -ERANGE lane or block number, -EBUSY lane number in use, -EINVAL layout and memfd don't agree, -EPERM not sealed, or
+ * not dormant while the ledger isn't ours. */
 int takt_server_add(struct takt_server *server, uint32_t lane, int memfd, int wake_fd, struct takt_layout *layout,
-		    uint32_t stats_block, uint32_t area, int recover);
+		    const struct takt_service *service);
 /* A job of this lane is run however late it is (on_late: run). */
 int takt_server_runs_late(struct takt_server *server, uint32_t lane);
-/* Ends a lane: pending jobs are completed with `status`, or dropped silently when it is negative. Returns their number. */
+/* Ends a lane: pending jobs are completed with `status`, or dropped silently when it is negative. Returns their number.
+ * One on standby is only unmapped. */
 int takt_server_remove(struct takt_server *server, uint32_t lane, int status, uint64_t now_ns);
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs);
 uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs, uint32_t room);
@@ -193,12 +271,58 @@ int takt_server_complete(struct takt_server *server, uint32_t lane, uint32_t slo
 int takt_server_wait(struct takt_server *server, uint64_t until_ns, uint64_t spin_until_ns); /* TAKT_WOKE_*; 0: a signal */
 struct takt_served *takt_server_lane(const struct takt_server *server, uint32_t lane); /* NULL: no such lane */
 
+/* standby.c. -ENOENT: no such lane; -EALREADY: it is on standby, or served, already; -EPERM: the ledger is not ours. */
+int takt_server_open_ledger(struct takt_server *server, int ledger_fd, int stats_fd); /* its number; -EMFILE */
+struct takt_home *takt_server_home(struct takt_server *server, uint32_t lane); /* that the number falls into, or NULL */
+int takt_server_activate(struct takt_server *server, uint32_t lane); /* number of unfinished jobs */
+int takt_server_release(struct takt_server *server, uint32_t lane);  /* number of jobs left to the next owner */
+int takt_server_set_area(struct takt_server *server, uint32_t lane, uint32_t area);
+int takt_served_start(struct takt_server *server, struct takt_served *lane);
+
+/* succession.c: the supervisor's side, */
+int takt_succession_init(struct takt_ledger_page *page);
+int takt_succession_open(int ledger_fd, struct takt_ledger_page **page); /* unmap sizeof(**page) of it */
+void takt_succession_set(struct takt_succession *succession, uint32_t successor);
+void takt_succession_ask_release(struct takt_succession *succession, uint32_t member);
+/* and an executor's. -ENOENT: no such ledger, or not joined. */
+int takt_server_join(struct takt_server *server, uint32_t home, uint32_t id, int priority, const cpu_set_t *cores,
+		     uint64_t hang_after_ns);
+int takt_server_leave(struct takt_server *server, uint32_t home);
+int takt_server_set_hang_after(struct takt_server *server, uint32_t home, uint64_t hang_after_ns);
+int takt_server_set_pidfd(struct takt_server *server, uint32_t home, uint32_t id, int pidfd); /* owns pidfd */
+uint32_t takt_server_news(struct takt_server *server, uint32_t home); /* enum takt_news, or-ed; makes the ledger ours */
+int takt_server_hand_over(struct takt_server *server, uint32_t home); /* -EPERM: it is not ours */
+int takt_home_is_ours(const struct takt_home *home);
+void takt_member_add_lane(struct takt_member *member, const struct takt_served *lane);
+void takt_member_drop_lane(struct takt_member *member, const struct takt_served *lane);
+void takt_succession_heard(struct takt_server *server, uint64_t now_ns);
+
+/* The executor's one thread passed by: no successor need worry. */
+static inline void takt_server_alive(const struct takt_server *server)
+{
+	for (uint32_t i = 0; i < server->owned_count; i++)
+		takt_count(&server->owned[i]->progress, 1);
+}
+
+/* It goes into an engine and won't be heard of for up to the budget; 0: it is back. */
+static inline void takt_server_running(const struct takt_server *server, uint64_t started_ns, uint64_t budget_ns)
+{
+	for (uint32_t i = 0; i < server->owned_count; i++) {
+		takt_store_u64(&server->owned[i]->run_budget_ns, budget_ns);
+		takt_store_cursor(&server->owned[i]->run_started_ns, started_ns); /* release: the budget is there */
+		takt_count(&server->owned[i]->progress, 1);
+	}
+}
+
 /* watch.c. cores NULL: wherever the caller runs; priority 0: SCHED_OTHER. */
 int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *cores);
 void takt_watch_stop(struct takt_server *server);
 void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns);
 void takt_watch_end(struct takt_server *server);
 uint32_t takt_watch_collect(struct takt_server *server, struct takt_job *jobs);
+void takt_watch_forget(struct takt_server *server, uint32_t lane); /* what it found there and poll has not handed out */
+/* A thread without Python: `priority` FIFO on `cores`; signals are for other threads. */
+int takt_thread_start(pthread_t *thread, int priority, const cpu_set_t *cores, void *(*entry)(void *), void *argument);
 
 /* Between the files */
 void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot);

@@ -20,6 +20,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -153,11 +154,33 @@ static void *watch_main(void *argument)
 
 /* ---- the executor's side ---- */
 
-int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *cores)
+int takt_thread_start(pthread_t *thread, int priority, const cpu_set_t *cores, void *(*entry)(void *), void *argument)
 {
 	const struct sched_param param = {.sched_priority = priority};
-	struct takt_watch *watch;
 	pthread_attr_t attributes;
+	sigset_t all, before;
+	int rc;
+
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, TAKT_THREAD_STACK_BYTES);
+	if (cores)
+		pthread_attr_setaffinity_np(&attributes, sizeof(*cores), cores);
+	if (priority > 0) {
+		pthread_attr_setinheritsched(&attributes, PTHREAD_EXPLICIT_SCHED);
+		pthread_attr_setschedpolicy(&attributes, SCHED_FIFO);
+		pthread_attr_setschedparam(&attributes, &param);
+	}
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits it */
+	rc = pthread_create(thread, &attributes, entry, argument);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attributes);
+	return -rc;
+}
+
+int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *cores)
+{
+	struct takt_watch *watch;
 	int rc;
 
 	if (server->watch)
@@ -166,20 +189,10 @@ int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *
 	if (!watch)
 		return -ENOMEM;
 	watch->server = server;
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, TAKT_WATCH_STACK_BYTES);
-	if (cores)
-		pthread_attr_setaffinity_np(&attributes, sizeof(*cores), cores);
-	if (priority > 0) {
-		pthread_attr_setinheritsched(&attributes, PTHREAD_EXPLICIT_SCHED);
-		pthread_attr_setschedpolicy(&attributes, SCHED_FIFO);
-		pthread_attr_setschedparam(&attributes, &param);
-	}
-	rc = pthread_create(&watch->thread, &attributes, watch_main, watch);
-	pthread_attr_destroy(&attributes);
-	if (rc != 0) {
+	rc = takt_thread_start(&watch->thread, priority, cores, watch_main, watch);
+	if (rc < 0) {
 		free(watch);
-		return -rc;
+		return rc;
 	}
 	server->watch = watch;
 	return 0;
@@ -242,4 +255,17 @@ uint32_t takt_watch_collect(struct takt_server *server, struct takt_job *jobs)
 		jobs[i] = watch->stash[i];
 	watch->stashed = 0;
 	return count;
+}
+
+void takt_watch_forget(struct takt_server *server, uint32_t lane)
+{
+	struct takt_watch *watch = server->watch;
+	uint32_t kept = 0;
+
+	if (!watch)
+		return;
+	for (uint32_t i = 0; i < watch->stashed; i++)
+		if (watch->stash[i].lane != lane)
+			watch->stash[kept++] = watch->stash[i];
+	watch->stashed = kept;
 }

@@ -63,7 +63,7 @@ static void add_lane(struct bench *bench)
 	CHECK(takt_map(memfd, served.total_size, 1, &bench->map) == 0);
 	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, fds) == 0);
 	bench->wake_fd = fds[1];
-	CHECK(takt_server_add(&bench->server, 0, memfd, fds[0], &served, 0, 0, 0) == 0);
+	CHECK(takt_server_add(&bench->server, 0, memfd, fds[0], &served, &(struct takt_service){0}) == 0);
 }
 
 static void drop_client(struct bench *bench)
