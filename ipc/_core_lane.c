@@ -198,6 +198,20 @@ static PyObject *lane_submit(PyObject *object, PyObject *deadline)
 	return PyLong_FromLongLong(sequence);
 }
 
+static PyObject *lane_repeat(PyObject *object, PyObject *unused)
+{
+	LaneObject *self = (LaneObject *)object;
+	int64_t sequence;
+
+	(void)unused;
+	if (!usable(self))
+		return NULL;
+	sequence = takt_repeat(self->lane);
+	if (sequence < 0)
+		return takt_py_raise((int)sequence, takt_lane_error(self->lane));
+	return PyLong_FromLongLong(sequence);
+}
+
 static PyObject *lane_cancel(PyObject *object, PyObject *number)
 {
 	LaneObject *self = (LaneObject *)object;
@@ -370,6 +384,7 @@ static PyMethodDef lane_methods[] = {
     {"infer", FAST(lane_infer), METH_FASTCALL, "infer(deadline_ns, timeout_ns) -> Reply"},
     {"wait", FAST(lane_wait), METH_FASTCALL, "wait(sequence, timeout_ns) -> Reply"},
     {"submit", lane_submit, METH_O, "submit(deadline_ns) -> sequence"},
+    {"repeat", lane_repeat, METH_NOARGS, "repeat() -> sequence"},
     {"cancel", lane_cancel, METH_O, "cancel(sequence)"},
     {"next_slot", lane_next_slot, METH_NOARGS, "next_slot() -> number of the next free slot"},
     {"last_place", lane_last_place, METH_NOARGS, "last_place() -> 2 * slot + area of the last reply, -1 for none"},

@@ -35,6 +35,7 @@ ATTACH_TIMEOUT_US: Final = 5_000_000
 _DEFAULT: Final = -2  # TAKT_TIMEOUT_DEFAULT
 _WAIT_MODES: Final = {"block": 0, "spin": 1, "hybrid": 2}
 _KINDS: Final = {"any": 0, "loop": 1, "model": 2}
+_TRIGGERS: Final = ("client", "clock")
 _KIND_NAMES: Final = {number: name for name, number in _KINDS.items()}
 _DTYPE_NAMES: Final = {number: name for name, number in _core.DTYPES.items()}
 
@@ -129,6 +130,7 @@ class Lane:
         self.period_ns: int = about["period_ns"]
         self.deadline_ns: int = about["deadline_ns"]
         self.jitter_ns: int = about["jitter_ns"]
+        self.trigger: str = _TRIGGERS[about["trigger"]]
         self.slot_count: int = about["slot_count"]
         self.dynamic: bool = about["dynamic"]
         self._core = core
@@ -250,6 +252,35 @@ class Lane:
     def submit(self, deadline_ns: int = 0) -> int:
         """Submit the next free slot; returns the job's number. Raises Busy, Detached."""
         return self._core.submit(deadline_ns)
+
+    def repeat(self) -> int:
+        """Submit a copy of the last inputs, as old as they are; returns the job's number.
+
+        For loops with `trigger: clock` whose observation has not changed: see `beats`. Inputs that are being written
+        stay as they are. Raises NotFound where nothing was submitted yet, Busy, Detached.
+        """
+        return self._core.repeat()
+
+    def beats(self) -> Iterator[Reply]:
+        """One reply per period of a loop with `trigger: clock`, after the daemon's beat.
+
+        Submit the first observation before, and each newer one when it is there, in the body or before the next beat:
+        a beat takes the newest. Where there is no newer one, the last is submitted again, and what happens once it is
+        older than `max_age` is the configuration's `on_stale`: "expired" with the cause stale_input (skip), "ok" on the
+        path hold, or "ok". Inputs that a newer one has replaced are not reported.
+        Raises InvalidInput for another loop, NotFound where nothing was submitted yet, Detached.
+        """
+        if self.trigger != "clock":
+            raise InvalidInput(f'"{self.name}" is triggered by its client: infer(), or ticks() for a beat of your own')
+        return self._beats()
+
+    def _beats(self) -> Iterator[Reply]:
+        while True:
+            if not self._core.pending():
+                self._core.repeat()
+            reply = self._core.wait(0, _DEFAULT)
+            if reply.status not in ("cancelled", "pending"):
+                yield reply
 
     def wait(self, seq: int = 0, timeout_us: float | None = None) -> Reply:
         """The reply of a job, waited for as in `infer`; 0 takes the oldest that has not been received.

@@ -64,6 +64,8 @@ struct takt_lane {
 	uint64_t next_sequence;
 	int next_slot; /* -1: not chosen yet */
 	int last_slot; /* -1: no reply yet */
+	int input_slot; /* where the last submitted inputs are; -1: nowhere yet */
+	uint64_t input_ns; /* since when they are known */
 	uint32_t pending;
 	int shapes_set;
 	struct takt_shape *shapes; /* of the inputs; NULL for a lane with fixed shapes */

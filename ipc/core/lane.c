@@ -33,6 +33,7 @@ int takt_lane_init(struct takt_lane *lane)
 	lane->next_sequence = 1;
 	lane->next_slot = -1;
 	lane->last_slot = -1;
+	lane->input_slot = -1;
 	if (lane->layout.shapes_offset_in_slot) {
 		lane->shapes = calloc(lane->layout.input_count, sizeof(*lane->shapes));
 		if (!lane->shapes)
@@ -116,6 +117,20 @@ static int oldest(const struct takt_lane *lane, enum takt_slot_state state, int 
 	return best;
 }
 
+static int clocked(const struct takt_lane *lane)
+{
+	return lane->layout.trigger == TAKT_TRIGGER_CLOCK;
+}
+
+/* The lowest free slot besides these two, -1 if there is none. */
+static int free_slot(const struct takt_lane *lane, int besides, int and_besides)
+{
+	for (int i = 0; i < (int)lane->layout.slot_count; i++)
+		if (lane->slots[i].state == TAKT_SLOT_FREE && i != besides && i != and_besides)
+			return i;
+	return -1;
+}
+
 int takt_next_slot(takt_lane *lane)
 {
 	if (lane->next_slot >= 0 && !lane->ended)
@@ -124,9 +139,9 @@ int takt_next_slot(takt_lane *lane)
 	takt_lane_collect(lane);
 	if (lane->ended)
 		return takt_lane_fail_ended(lane);
-	for (uint32_t i = 0; i < lane->layout.slot_count && lane->next_slot < 0; i++)
-		if (lane->slots[i].state == TAKT_SLOT_FREE)
-			lane->next_slot = (int)i;
+	lane->next_slot = free_slot(lane, clocked(lane) ? lane->input_slot : -1, -1);
+	if (lane->next_slot < 0)
+		lane->next_slot = free_slot(lane, -1, -1);
 	if (lane->next_slot < 0 && (lane->next_slot = oldest(lane, TAKT_SLOT_DONE, 1)) >= 0)
 		lane->slots[lane->next_slot].state = TAKT_SLOT_FREE;
 	if (lane->next_slot < 0)
@@ -166,39 +181,74 @@ static int publish(struct takt_lane *lane, const struct takt_submission *entry)
 	return 0;
 }
 
+/* Submits a slot whose inputs are written. input_ns: since when they are known. */
+static int64_t submit_slot(struct takt_lane *lane, int number, uint64_t deadline_ns, uint64_t input_ns)
+{
+	struct takt_submission entry = {
+	    .sequence = lane->next_sequence, .deadline_ns = deadline_ns, .submitted_ns = input_ns, .slot = (uint32_t)number};
+	struct takt_client_slot *slot = &lane->slots[number];
+	int result;
+
+	if (lane->shapes_set) {
+		memcpy(takt_lane_slot(lane, number) + lane->layout.shapes_offset_in_slot, lane->shapes,
+		       lane->layout.input_count * sizeof(*lane->shapes));
+		entry.flags = TAKT_SUBMIT_SHAPES;
+	}
+	if (lane->descriptor_used && takt_load_word(&lane->rings.cursors->client_waiting) != TAKT_WAITING_BYTE)
+		takt_store_word(&lane->rings.cursors->client_waiting, TAKT_WAITING_BYTE);
+	result = publish(lane, &entry);
+	if (result < 0)
+		return result;
+	slot->state = TAKT_SLOT_PENDING;
+	slot->given_up = 0;
+	slot->submitted_ns = input_ns;
+	slot->deadline_ns = deadline_ns;
+	slot->reply.sequence = entry.sequence;
+	lane->pending += 1;
+	lane->next_sequence += 1;
+	lane->input_slot = number;
+	lane->input_ns = input_ns;
+	return (int64_t)entry.sequence;
+}
+
 int64_t takt_submit(takt_lane *lane, uint64_t deadline_ns)
 {
-	struct takt_submission entry = {.sequence = lane->next_sequence, .deadline_ns = deadline_ns};
-	struct takt_client_slot *slot;
-	int number, result;
+	int64_t result;
+	int number;
 
 	if (look_for_end(lane))
 		return takt_lane_fail_ended(lane);
 	number = takt_next_slot(lane);
 	if (number < 0)
 		return number;
-	if (lane->shapes_set) {
-		memcpy(takt_lane_slot(lane, number) + lane->layout.shapes_offset_in_slot, lane->shapes,
-		       lane->layout.input_count * sizeof(*lane->shapes));
-		entry.flags = TAKT_SUBMIT_SHAPES;
-	}
-	entry.slot = (uint32_t)number;
-	entry.submitted_ns = takt_clock_ns();
-	if (lane->descriptor_used && takt_load_word(&lane->rings.cursors->client_waiting) != TAKT_WAITING_BYTE)
-		takt_store_word(&lane->rings.cursors->client_waiting, TAKT_WAITING_BYTE);
-	result = publish(lane, &entry);
-	if (result < 0)
-		return result;
-	slot = &lane->slots[number];
-	slot->state = TAKT_SLOT_PENDING;
-	slot->given_up = 0;
-	slot->submitted_ns = entry.submitted_ns;
-	slot->deadline_ns = deadline_ns;
-	slot->reply.sequence = entry.sequence;
-	lane->pending += 1;
-	lane->next_slot = -1;
-	lane->next_sequence += 1;
-	return (int64_t)entry.sequence;
+	result = submit_slot(lane, number, deadline_ns, takt_clock_ns());
+	if (result >= 0)
+		lane->next_slot = -1;
+	return result;
+}
+
+int64_t takt_repeat(takt_lane *lane)
+{
+	const struct takt_layout *layout = &lane->layout;
+	int number;
+
+	if (look_for_end(lane))
+		return takt_lane_fail_ended(lane);
+	/* The last input's own slot may have become the next one, and then the client has it and may write there. */
+	if (lane->input_slot < 0 || lane->input_slot == lane->next_slot)
+		return takt_lane_fail(lane, -ENODATA, "the lane of \"%s\" has no last input to repeat: submit one first",
+				      layout->name);
+	takt_lane_collect(lane);
+	number = free_slot(lane, lane->input_slot, lane->next_slot);
+	if (number < 0)
+		return takt_lane_fail(lane, -EBUSY, "no free slot on the lane of \"%s\" for a copy of its last input: "
+				      "%u of its %u are pending; wait for one first",
+				      layout->name, lane->pending, layout->slot_count);
+	for (uint32_t i = 0; i < layout->input_count; i++)
+		memcpy(takt_lane_slot(lane, number) + layout->tensors[i].offset_in_slot,
+		       takt_lane_slot(lane, lane->input_slot) + layout->tensors[i].offset_in_slot,
+		       layout->tensors[i].bytes);
+	return submit_slot(lane, number, 0, lane->input_ns);
 }
 
 int takt_cancel(takt_lane *lane, uint64_t sequence)
@@ -317,6 +367,8 @@ uint64_t takt_lane_until(const struct takt_lane *lane, uint64_t sequence, int64_
 		return UINT64_MAX;
 	if (timeout_ns >= 0)
 		return now + (uint64_t)timeout_ns;
+	if (clocked(lane)) /* until the next beat, and its answer */
+		return now + 2 * layout->period_ns + layout->deadline_ns + TAKT_TIMEOUT_MIN_NS;
 	slot = sequence ? find(lane, sequence) : oldest(lane, TAKT_SLOT_PENDING, 0);
 	if (slot >= 0)
 		deadline_ns = lane->slots[slot].deadline_ns;

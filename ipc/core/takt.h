@@ -81,7 +81,7 @@ enum {
 	TAKT_INVALID = 3,   /* the submission was malformed: flags, deadline or shapes */
 	TAKT_FAILED = 4,    /* the engine failed */
 	TAKT_LOST = 5,      /* the executor died and there was no time to run the job again */
-	TAKT_CANCELLED = 6, /* by takt_cancel() */
+	TAKT_CANCELLED = 6, /* by takt_cancel(); or a newer input of a clocked loop took its place */
 	TAKT_DETACHED = 7,  /* the lane ended */
 	TAKT_PENDING = 100  /* local, never on the wire: the wait timed out, the job goes on and can be waited for again */
 };
@@ -171,7 +171,7 @@ struct takt_reply {
 	uint32_t cause;
 	uint32_t cause_detail;
 	uint32_t epoch; /* number of the configuration that answered */
-	uint64_t submitted_ns;
+	uint64_t submitted_ns; /* of a repeated input: when it was submitted first */
 	uint64_t taken_ns;
 	uint64_t started_ns;
 	uint64_t ended_ns;
@@ -256,6 +256,12 @@ TAKT_API int takt_set_shape(takt_lane *lane, const char *name, const int64_t *di
 /* Submits the next free slot. deadline_ns is absolute; 0 means the loop's own, or none for a model.
  * Returns the job's sequence number (1, 2, 3, ...). -EBUSY, -EPIPE. */
 TAKT_API int64_t takt_submit(takt_lane *lane, uint64_t deadline_ns);
+
+/* Submits a copy of the inputs submitted last, as old as they are. For loops with `trigger: clock`, which take an input
+ * per beat: when nothing is pending and there is no newer input, repeat the last one to get this beat's answer too; how
+ * old an input may be is the configuration's `max_age`. A slot that takt_input() has handed out stays as it is.
+ * Returns the job's sequence number. -ENODATA: nothing was submitted yet; -EBUSY: no slot is free; -EPIPE. */
+TAKT_API int64_t takt_repeat(takt_lane *lane);
 
 /* Asks for a job not to be run. Its reply still comes: TAKT_CANCELLED, or what it ended with before.
  * -ENOENT: it is not pending; -EBUSY: too many submissions are unread. */

@@ -172,6 +172,14 @@ class Lane
 		return static_cast<std::uint64_t>(sequence);
 	}
 
+	// The last inputs once more, as old as they are; see takt_repeat().
+	std::uint64_t repeat()
+	{
+		const std::int64_t sequence = takt_repeat(lane_);
+		check(sequence < 0 ? static_cast<int>(sequence) : 0);
+		return static_cast<std::uint64_t>(sequence);
+	}
+
 	takt_reply wait(std::uint64_t sequence)
 	{
 		takt_reply reply;

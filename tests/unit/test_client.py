@@ -265,6 +265,39 @@ def test_a_job_can_be_cancelled(node: ipc.Node) -> None:
             lane.cancel(second)
 
 
+def test_a_repeated_input_is_a_copy_as_old_as_the_first(node: ipc.Node) -> None:
+    with node.attach("echo") as lane:
+        with pytest.raises(ipc.NotFound, match="submit one first"):
+            lane.repeat()
+        lane.inputs["x"][:] = [1, 2, 3, 4]
+        first = lane.wait(lane.submit(), timeout_us=LONG_US)
+        lane.inputs["x"][:] = 9  # being written, and not to be sent
+        for _ in range(2 * lane.slot_count):
+            again = lane.wait(lane.repeat(), timeout_us=LONG_US)
+            assert again.ok
+            assert again.submitted_ns == first.submitted_ns < again.started_ns
+            np.testing.assert_array_equal(lane.outputs["y"], [1, 2, 3, 4])
+        np.testing.assert_array_equal(lane.inputs["x"], [9] * 4)
+        assert lane.infer(timeout_us=LONG_US).submitted_ns > first.submitted_ns
+        np.testing.assert_array_equal(lane.outputs["y"], [9] * 4)
+
+
+def test_nothing_is_repeated_without_a_free_slot(node: ipc.Node) -> None:
+    with node.attach("m_never") as lane:
+        lane.submit()
+        lane.repeat()
+        lane.repeat()
+        with pytest.raises(ipc.Busy, match="3 of its 3 are pending"):
+            lane.repeat()
+
+
+def test_only_a_clocked_loop_has_the_daemons_beats(node: ipc.Node) -> None:
+    with node.attach("echo") as lane:
+        assert lane.trigger == "client"
+        with pytest.raises(ipc.InvalidInput, match="triggered by its client"):
+            lane.beats()
+
+
 def test_a_failing_engine_is_a_status_not_an_exception(node: ipc.Node) -> None:
     with node.attach("fail") as lane:
         reply = lane.infer(LONG_US)
