@@ -38,9 +38,14 @@ URGENCY: Final = {"hard": 2, "firm": 1, "soft": 0}
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """How engines of one GPU are built and run. ``plan``: a prebuilt one, instead of a build from ONNX."""
+    """How engines of one GPU are built and run.
+
+    ``runtime``: "tensorrt", or "onnxruntime" for its CUDA provider. ``plan``: a prebuilt one, instead of a build from
+    ONNX. The rest but the last two is TensorRT's.
+    """
 
     cache: str
+    runtime: str = "tensorrt"
     flavour: str = "auto"
     plan: str = ""
     workspace_bytes: int = WORKSPACE_BYTES
@@ -123,6 +128,10 @@ def build_request(spec: EngineSpec, device: int | None, options: GpuOptions) -> 
 
 def open_engine(spec: EngineSpec, device: CudaDevice, options: GpuOptions) -> BuiltEngine:
     """The engine of a model on a GPU, loaded. Raises ``ModelRefused``, also ``PlanMissing``."""
+    if options.runtime == "onnxruntime":
+        from taktd.engines.onnx_cuda import OnnxCudaEngine
+
+        return OnnxCudaEngine(spec, device, urgency=options.urgency, timeout_ns=options.timeout_ns)
     library = find_library(options.flavour)
     plan = Path(options.plan).read_bytes() if options.plan else _cached(spec, device, library, options)
     return TensorRtEngine(

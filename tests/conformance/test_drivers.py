@@ -1,4 +1,4 @@
-"""What every driver promises (taktd.drivers.device), over all of them: the CPU, and CUDA.
+"""What every driver promises (taktd.drivers.device), over all of them: CPU, simulated, CUDA.
 
 CUDA is the simulated driver unless ``TAKTD_REAL_GPU`` is set; `taktctl selftest` runs this same file on a real GPU.
 """
@@ -18,6 +18,7 @@ from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_memory import DirectMemory
 from taktd.drivers.device import Device
 from taktd.drivers.fault import DeviceFault, FaultKind
+from taktd.drivers.sim import SimDevice
 
 SECOND = 1_000_000_000
 SIZE = 3 * 4096
@@ -32,13 +33,16 @@ def _has_pycuda() -> bool:
     return True
 
 
-KINDS = ["cpu", "cuda", *(["cuda-pycuda"] if _has_pycuda() else [])]
+KINDS = ["cpu", "sim", "cuda", *(["cuda-pycuda"] if _has_pycuda() else [])]
 
 
 @pytest.fixture(params=KINDS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     if request.param == "cpu":
         yield CpuDevice()
+        return
+    if request.param == "sim":
+        yield SimDevice()
         return
     if REAL_GPU is None:
         simulated = request.getfixturevalue("fake_cuda")

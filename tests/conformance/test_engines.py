@@ -19,15 +19,18 @@ import pytest
 from onnx import helper
 
 from taktd.drivers.cuda import CudaDevice
+from taktd.drivers.sim import SimDevice
 from taktd.engines.engine import EngineSpec, Tensor, WarmEngine
 from taktd.engines.errors import EngineFailure
 from taktd.engines.gpu import GpuOptions, build_request, release
 from taktd.engines.inspect import inspect_model, specs_from_json
 from taktd.engines.onnx_cpu import OnnxCpuEngine
+from taktd.engines.simulated import Cost, SimulatedEngine, SimulatedOptions
 from taktd.engines.tensorrt import TensorRtEngine
 from taktd.engines.tensorrt_build import build_plan
 from taktd.engines.tensorrt_library import find_library
 from tests import models
+from tests.fakes import onnx_cuda as onnx_cuda_stand_in
 from tests.fakes.cuda.simulated import Simulated
 from tests.fakes.tensorrt import stand_in
 
@@ -57,13 +60,20 @@ def spec_of(path: Path, shapes: dict[str, list[int]] | None = None, max_batch: i
     return EngineSpec("m", str(path), *tensors, max_batch, found["digest"])
 
 
-@pytest.fixture(params=["onnx-cpu", *GPUS])
+@pytest.fixture(params=["onnx-cpu", "sim-onnx", "onnx-cuda", *GPUS])
 def open_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """open_one(path, shapes, max_batch): a warm engine."""
     if request.param == "onnx-cpu":
         yield lambda *arguments: OnnxCpuEngine(spec_of(*arguments)).warm()
         return
+    if request.param == "sim-onnx":
+        options = SimulatedOptions(Cost.fixed(0), "onnx")
+        yield lambda *arguments: SimulatedEngine(spec_of(*arguments), SimDevice(), options).warm()
+        return
     fake: Simulated = request.getfixturevalue("fake_cuda")
+    if request.param == "onnx-cuda":
+        yield from onnx_cuda_engines(fake, monkeypatch)
+        return
     version, settings = GPUS[request.param]
     for name, value in settings.items():
         setattr(fake.control, name, value)
@@ -74,6 +84,24 @@ def open_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         spec = spec_of(*arguments)  # type: ignore[arg-type]
         plan = build_plan(library, build_request(spec, 0, GpuOptions("")), lambda *_: None, lambda: False)
         opened.append(TensorRtEngine(spec, device, library, plan).warm())
+        return opened[-1]
+
+    yield open_engine
+    for engine in opened:
+        engine.close()
+    device.close()
+    assert not any(fake.live().values()), f"not given back: {fake.live()}"
+
+
+def onnx_cuda_engines(fake: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    from taktd.engines import onnx_cuda
+
+    monkeypatch.setattr(onnx_cuda, "onnxruntime", onnx_cuda_stand_in.module())
+    device, opened = CudaDevice(0), []
+
+    def open_engine(*arguments: object) -> WarmEngine:
+        spec = spec_of(*arguments)  # type: ignore[arg-type]
+        opened.append(onnx_cuda.OnnxCudaEngine(spec, device, timeout_ns=1_000_000_000).warm())
         return opened[-1]
 
     yield open_engine
