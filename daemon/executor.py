@@ -38,6 +38,8 @@ DUTY_EVERY_NS: Final = 200_000  # how often the account of time awake is brought
 CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its control socket this often
 CHORE_GAP_NS: Final = 1_000_000  # a step of a chore waits for a gap of this length
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
+COLD_NS: Final = 300_000  # after that long without a run, caches hold something else
+CLOSED_LOOP_NS: Final = 100_000  # a job that comes this soon after the last answer comes from a closed loop
 SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twice a wake-up's p99
 
 DONE: Final = object()
@@ -145,8 +147,10 @@ class Executor:
             self._complete(job, status, ended_ns)
         if status == OK:
             lane.last_slot = job.slot
-        if self.server.spins(job.lane):
+        # Whoever comes back as fast as he can is worth waiting for awake, however he waits.
+        if self.server.spins(job.lane) or job.release_ns - lane.ended_ns < CLOSED_LOOP_NS:
             self._spin_until_ns = ended_ns + self.spin_ns
+        lane.ended_ns = ended_ns
 
     def _note(self, jobs: tuple[Job, ...], started_ns: int, ended_ns: int, switched_out_ns: int) -> None:
         """The books of a dispatch: scheduler and record. Nothing is recorded during a run, so this keeps the order."""
@@ -231,12 +235,17 @@ class Executor:
             self._switches = _core.switched_out()
         yielding = self.duty.yielding
         spin_until_ns = 0 if yielding else self._spin_until_ns
-        if predicted_ns and not yielding:
-            awake_ns = predicted_ns - SPIN_LEAD_NS
-            if now_ns >= awake_ns:
+        if predicted_ns and not yielding and self.spin_ns:
+            lane = self.lanes[wait.lane]
+            warm_ns = predicted_ns - SPIN_LEAD_NS - lane.cost_ns
+            if now_ns < warm_ns:
+                until_ns = min(until_ns, warm_ns) if until_ns else warm_ns
+            else:
                 spin_until_ns = self._spin_until_ns = predicted_ns + SPIN_LEAD_NS
-            elif not until_ns or awake_ns < until_ns:
-                until_ns = awake_ns
+                if now_ns - lane.ended_ns > COLD_NS and now_ns + lane.cost_ns <= self.scheduler.next_release(now_ns):
+                    lane.warm()
+                    lane.ended_ns = now_ns
+                    return
         if yielding and not until_ns:
             until_ns = now_ns + YIELD_NS
         elif yielding:

@@ -122,6 +122,10 @@ class Scheduler:
         if lane in self._sources:
             raise ValueError(f"lane {lane} is known already; remove it first")
 
+    def knows(self, lane: int) -> bool:
+        """Whether the lane was added and not removed since."""
+        return lane in self._sources
+
     def remove(self, lane: int) -> list[Job]:
         """Forgets a lane; returns its queued jobs, which are counted as dropped. A running one still finishes."""
         source = self._sources[lane]
@@ -354,6 +358,10 @@ class Scheduler:
         self._start.jobs = self._running = jobs
         return True
 
+    def next_release(self, now_ns: int) -> int:
+        """The earliest time at which a job of any loop can arrive; now_ns if that is any time, NEVER if none will."""
+        return self._next_release(now_ns, None)
+
     def _next_release(self, now_ns: int, besides: Loop | None) -> int:
         """The earliest time at which a job of any (other) loop can arrive; now_ns if that is any time."""
         earliest_ns = NEVER
@@ -391,11 +399,12 @@ class Scheduler:
         if self._timers and self._timers[0][0] < until_ns:
             until_ns = self._timers[0][0]
         spin_ns = NEVER
+        wait = self._wait
         if not self._running:
             for loop in self._order:
                 if now_ns < loop.expected_ns < spin_ns:
                     spin_ns = loop.expected_ns
-        wait = self._wait
+                    wait.lane = loop.lane
         wait.until_ns = 0 if until_ns == NEVER else until_ns
         wait.spin_from_ns = 0 if spin_ns == NEVER else spin_ns
         return wait
