@@ -34,6 +34,7 @@ class StatusBook:
             {"name": name, "path": str(door.path) if door else None, "serving": bool(door and door.serving)}
             for name, door in (("lanes", s.lane_door), ("control", s.control_door))
         ]
+        doors += self._gateway_doors()
         return {
             "ready": s.ready and all(door["serving"] for door in doors),
             "live": True, "certified": s.certified, "epoch": s.epoch, "node": s.configuration.node.name,
@@ -42,8 +43,18 @@ class StatusBook:
             "executors": [device.as_json() for device in s.devices.values()],
             "doors": doors,
             "loops": [self._loop_line(name) for name in s.configuration.loops],
+            "gateway": s.gateway.as_json() if s.gateway else None,
             "clients": len(s.lane_door.connections) if s.lane_door else 0,
         }  # fmt: skip
+
+    def _gateway_doors(self) -> list[dict[str, Any]]:
+        """What the gateway listens at; while it doesn't, one entry that says so."""
+        gateway = self._supervisor.gateway
+        if gateway is None:
+            return []
+        if not gateway.ready:
+            return [{"name": "gateway", "path": None, "serving": False, "error": gateway.error}]
+        return [{**door, "serving": True} for door in gateway.doors]
 
     def _loop_line(self, name: str) -> dict[str, Any]:
         full = self._loop(name)

@@ -23,8 +23,10 @@ from taktd.daemon.control_door import ControlDoor, ControlError
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
+from taktd.daemon.executor_process import ExecutorProcess, State
 from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
+from taktd.daemon.gateway_process import GatewayProcess, wanted
 from taktd.daemon.inspection import Inspector, ModelRefused
 from taktd.daemon.lane_door import LaneDoor
 from taktd.daemon.lanes import Inspection
@@ -72,6 +74,7 @@ class Supervisor:
         self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
+        self.gateway = GatewayProcess(self) if wanted(configuration) else None
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)
         cores = {device.name: frozenset(device.cores) for device in configuration.devices.values()}
@@ -263,9 +266,19 @@ class Supervisor:
         """Ready, and every device's promise is proven under the rights it has now."""
         return self.ready and all(device.certified for device in self.devices.values())
 
+    def gateway_changed(self) -> None:
+        """It listens, or has died."""
+        self._changed.set()
+
     def _tell(self) -> None:
         text = self._status_text()
-        if self.ready and not self.announced:
+        if self.gateway is not None:
+            if self.ready and self.gateway.state is State.STOPPED:
+                self.gateway.start()  # only now: it must not disturb the measuring
+            self.gateway.tell_state()
+        # Loops don't wait for a front door that can't be opened.
+        doors_settled = self.gateway is None or self.gateway.settled
+        if self.ready and doors_settled and not self.announced:
             self.announced = True
             log("notice", f"ready: {text}", event="ready", node=self.configuration.node.name, epoch=self.epoch)
             self.notifier.ready(text)
@@ -339,14 +352,17 @@ class Supervisor:
         self.notifier.stopping("stopping")
         if self.lane_door is not None:
             self.lane_door.stop_listening()
-        for device in self.devices.values():
-            device.process.drain()
-        waits = [asyncio.create_task(device.process.stopped.wait()) for device in self.devices.values()]
+        processes: list[ExecutorProcess | GatewayProcess] = [*(device.process for device in self.devices.values())]
+        if self.gateway is not None:
+            processes.append(self.gateway)
+        for process in processes:
+            process.drain()
+        waits = [asyncio.create_task(process.stopped.wait()) for process in processes]
         if waits:
             _, late = await asyncio.wait(waits, timeout=DRAIN_S_MAX)
             if late:
-                for device in self.devices.values():
-                    device.process.kill()
+                for process in processes:
+                    process.kill()
                 await asyncio.wait(late, timeout=KILL_S_MAX)
         if self.lane_door is not None:
             await self.lane_door.close("taktd stops")

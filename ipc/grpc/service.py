@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -17,6 +17,10 @@ from google.protobuf.message import DecodeError, Message
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import messages
 from taktd.ipc.inference import Answer, Backend, Model, Outcome, Principal, Refusal, Request, Rights, limit_deadline
+
+if TYPE_CHECKING:  # the classes themselves know no types
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 SERVICE: Final = "inference.GRPCInferenceService"
 STREAM_JOBS_MAX: Final = 16  # of one stream, in flight or not yet read by its client
@@ -35,8 +39,6 @@ _UNSUPPORTED: Final = {
     "LogSettings": "log settings over gRPC are not there: the log goes to journald, read it with journalctl -u taktd",
 }
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
 
 
 class InferenceService:
