@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, Literal
 
 from taktd.daemon import admission
 from taktd.daemon.config import BestEffort, Configuration
-from taktd.daemon.costs import BudgetTooSmall, LoopCost, Measured, loads_of, loop_cost, model_costs
-from taktd.daemon.durations import format_ppm
+from taktd.daemon.costs import BudgetTooSmall, Load, LoopCost, Measured, loads_of, loop_cost, model_costs
+from taktd.daemon.durations import format_duration, format_ppm
 
 OnRefusal = Literal["refuse", "shed", "uncertified"]
 REAL_TIME_POLICIES: Final = ("fifo", "rr")
@@ -98,7 +99,7 @@ def _judge_device(
         shed={name: why.text() for name, why in outcome.shed},
         certified=not reason,
         reason=reason,
-        verdict=outcome.verdict.as_json(),
+        verdict=outcome.verdict.as_json() | {"no_gap": _no_gap(configuration, device, known, costs, outcome)},
         warnings=tuple(cost.warning for cost in costs.values() if cost.warning),
     )
 
@@ -118,6 +119,35 @@ def _reason_not_certified(known: Evidence, outcome: admission.Outcome, throttle_
     return ""
 
 
+def _served_loads(
+    configuration: Configuration, device: str, costs: Mapping[str, LoopCost], outcome: admission.Outcome
+) -> list[Load]:
+    return [load for load in loads_of(configuration, device, costs) if load.name in outcome.served]
+
+
+def _no_gap(
+    configuration: Configuration, device: str, known: Evidence, costs: Mapping[str, LoopCost],
+    outcome: admission.Outcome,
+) -> dict[str, str]:  # fmt: skip
+    """Models that can never run as best effort beside the device's loops, with the numbers."""
+    loads = _served_loads(configuration, device, costs, outcome)
+    dispatch_ns = outcome.verdict.max_dispatch_ns
+    limit_ns = admission.never_fits_ns(loads, dispatch_ns)
+    result = {}
+    for model in configuration.models_on(device):
+        batches = model_costs(model, known.measured[model.name], configuration.admission.margin_ppm, known.dispatch_ns)
+        if batches[0] < limit_ns:
+            continue
+        fastest = min(loads, key=lambda load: load.period_ns)
+        result[model.name] = (
+            f"model {model.name} can't run as best effort on {device}: a job is reckoned with "
+            f"{format_duration(batches[0])}; without a known gap {format_duration(dispatch_ns)} are allowed there, and "
+            f"every gap is shorter than {format_duration(fastest.period_ns)}, the period of loop {fastest.name}; move "
+            f"one of them to another device, or allow more in devices.{device}.best_effort.max_dispatch"
+        )
+    return result
+
+
 def _serve_message(
     configuration: Configuration,
     device: str,
@@ -125,14 +155,18 @@ def _serve_message(
     costs: Mapping[str, LoopCost],
     outcome: admission.Outcome,
 ) -> dict[str, Any]:
+    verdict = outcome.verdict
     tasks = {name: {"cost_ns": costs[name].cost_ns, "shortest_ns": costs[name].shortest_ns} for name in outcome.served}
     margin = configuration.admission.margin_ppm
+    limit_ns = admission.never_fits_ns(_served_loads(configuration, device, costs, outcome), verdict.max_dispatch_ns)
     queues = {}
     for model in configuration.models_on(device):
         measured = known.measured[model.name]
         batches = model_costs(model, measured, margin, known.dispatch_ns)
+        # A batch that no gap can hold is none; where the single job doesn't fit, nobody may attach the model at all.
+        batches = tuple(takewhile(lambda cost: cost < limit_ns, batches)) or batches[:1]
         queues[model.name] = {"cost_ns": list(batches), "shortest_ns": measured["1"]["p50_ns"]}
     return {
-        "op": "serve", "max_dispatch_ns": outcome.verdict.max_dispatch_ns, "share_ppm": outcome.verdict.share_ppm,
+        "op": "serve", "max_dispatch_ns": verdict.max_dispatch_ns, "share_ppm": verdict.share_ppm,
         "tasks": tasks, "queues": queues,
     }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from taktd.daemon.config import Configuration, Loop, Model
@@ -54,13 +55,14 @@ def loop_cost(loop: Loop, measured: Measured, margin_ppm: int, dispatch_ns: int)
 
 
 def model_costs(model: Model, measured: Measured, margin_ppm: int, dispatch_ns: int) -> tuple[int, ...]:
-    """What a batch of 1, 2, … max_batch jobs costs."""
+    """What a batch of 1, 2, … max_batch jobs costs; never less than a smaller one, whatever chance measured."""
     largest = model.batching.max_batch if model.batching else 1
-    return tuple(
+    costs = (
         engine_cost_ns(measured[str(size)], margin_ppm, dispatch_ns)
         for size in range(1, largest + 1)
         if str(size) in measured
     )
+    return tuple(accumulate(costs, max))
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,8 @@ class FrontDesk:
 
     async def _attach_model(self, device: ServedDevice, connection: Connection, name: str) -> Lane:
         uid = connection.peer.uid
+        if device.schedule is not None and name in (no_gap := device.schedule.verdict.get("no_gap", {})):
+            raise Refused(errno.ENOSPC, no_gap[name])
         size = device.lanes.model_lane_bytes(name)
         try:
             self.charges.charge("lane_memory", uid, size)

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from taktd.daemon import statistics
 from taktd.daemon.config import Configuration
+from taktd.daemon.confirmation import confirm
 from taktd.daemon.doctor.preconditions import Lost
+from taktd.daemon.engine_plan import driver_plan, engine_rules
 from taktd.daemon.executor_link import MESSAGE_BYTES_MAX
 from taktd.daemon.executor_process import ExecutorProcess, Message
 from taktd.daemon.lanes import DeviceLanes, Inspection, Lane
@@ -65,12 +68,14 @@ class ServedDevice:
         self.observer = observer
         self.schedule: Schedule | None = None
         self._lost: tuple[Lost, ...] = ()
+        self.confirmed: dict[str, str] = {}  # loop → "" when its C held in the first seconds, else why not
         self.revocations = 0
         self.rights: dict[str, Any] = {}
         self.dispatch_ns = 0
         self.rss_bytes = 0
         self.measured: Measured = {}
         self.measured_real_time = True
+        self._driver_plan = driver_plan(self.device, state_folder, allow_faults=configuration.allow_faults)
         self._store = MeasurementStore(state_folder / "measurements")
         self._identities = {m.name: identity(self.device, m, inspections[m.name]) for m in self.models}
         self._recall()
@@ -92,7 +97,7 @@ class ServedDevice:
         """The `configure` message. Raises TooMuch when the configuration alone does not fit."""
         entries, descriptors, recover = self.lanes.loop_plan()
         message: Message = {
-            "op": "configure", "device": self.name, "driver": {"kind": self.device.driver},
+            "op": "configure", "device": self.name, "driver": self._driver_plan,
             "cores": list(self.device.cores), "priority": self.device.priority, "epoch": self.epoch,
             "spin_ns": self.device.spin_ns, "role": ROLE, "area": 0, "recover": recover,
             "models": [self._model_plan(model.name) for model in self.models], "loops": entries, "model_lanes": [],
@@ -116,7 +121,7 @@ class ServedDevice:
             "name": name, "path": model.path, "inspection": self.inspections[name],
             "max_batch": batching.max_batch if batching else 1,
             "preferred": list(batching.preferred) if batching else [],
-            "max_delay_ns": batching.max_delay_ns if batching else 0,
+            "max_delay_ns": batching.max_delay_ns if batching else 0, **engine_rules(model),
         }  # fmt: skip
         if name in self.measured:
             entry["measured"] = self.measured[name]
@@ -132,7 +137,7 @@ class ServedDevice:
             self.measured_real_time &= real_time
             if not self._store.write(self._identities[name], costs, self.dispatch_ns, real_time):
                 log("warning", f"measurements of {name} can't be kept: the next start measures again", model=name)
-        for note in self.rights.get("notes", ()):
+        for note in (*self.rights.get("notes", ()), *message.get("notes", ())):
             log("warning", f"executor {self.name}: {note}", device=self.name)
         if self.schedule is None:
             self.observer.device_loaded(self)
@@ -170,7 +175,29 @@ class ServedDevice:
     @property
     def certified(self) -> bool:
         """Admitted on measurements that hold for the machine as it is now."""
-        return self.schedule is not None and self.schedule.certified and not self._lost
+        return (
+            self.schedule is not None
+            and self.schedule.certified
+            and not self._lost
+            and not any(self.confirmed.values())
+        )
+
+    def confirm_costs(self) -> None:
+        """Compares what loops were admitted for with their first jobs; each is settled once."""
+        if self.schedule is None:
+            return
+        for name, task in self.schedule.serve["tasks"].items():
+            if name in self.confirmed:
+                continue
+            counters = statistics.read(self.lanes.stats_fd, self.lanes.stats_blocks["loop", name])
+            said = confirm(name, task["cost_ns"], counters["run"]["count"], counters["overrun"])
+            if said is None:
+                continue
+            self.revocations += bool(said) and self.certified
+            self.confirmed[name] = said
+            if said:
+                log("warning", f"the cost of loop {name} does not hold: {said}", device=self.name, loop=name)
+                self.observer.device_changed(self)
 
     @property
     def lost(self) -> tuple[Lost, ...]:
@@ -185,7 +212,8 @@ class ServedDevice:
     def _reason(self) -> str:
         if self.schedule is None:
             return "not admitted yet"
-        return self.schedule.reason or "; ".join(str(loss) for loss in self._lost)
+        refuted = [said for said in self.confirmed.values() if said]
+        return self.schedule.reason or "; ".join([*(str(loss) for loss in self._lost), *refuted])
 
     def as_json(self) -> dict[str, Any]:
         """One entry of `status`."""

@@ -74,7 +74,8 @@ class StatusBook:
             "name": name, "model": loop.model, "device": loop.device, "period_ns": loop.period_ns,
             "deadline_ns": loop.deadline_ns, "jitter_ns": loop.jitter_ns, "criticality": loop.criticality,
             "on_late": loop.on_late, "trigger": loop.trigger, "attached": False, "lane": None, "client": None,
-            "served": False, "not_served": None, "cost_ns": None, "margin_ns": None, "statistics": None,
+            "served": False, "not_served": None, "cost_ns": None, "margin_ns": None, "confirmed": None,
+            "statistics": None,
         }  # fmt: skip
         if device is None:
             return result
@@ -92,6 +93,8 @@ class StatusBook:
             result["cost_ns"] = task["cost_ns"] if task else None
             verdicts = {v["name"]: v for v in schedule.verdict.get("loops", ())}
             result["margin_ns"] = verdicts.get(name, {}).get("margin_ns")
+            said = device.confirmed.get(name)
+            result["confirmed"] = None if said is None else not said
         return result
 
     async def loops(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +112,7 @@ class StatusBook:
                     "digest": inspection["digest"], "runtime": inspection["runtime"],
                     "inputs": inspection["inputs"], "outputs": inspection["outputs"],
                     "measured": device.measured.get(name, {}), "dispatch_ns": device.dispatch_ns,
+                    "no_gap": device.schedule.verdict.get("no_gap", {}).get(name) if device.schedule else None,
                     "lanes": sum(1 for lane in device.lanes.lanes.values() if lane.name == name and lane.owner),
                     "statistics": statistics.read(device.lanes.stats_fd, device.lanes.stats_blocks["model", name]),
                 }  # fmt: skip

@@ -47,6 +47,7 @@ INSPECTIONS_AT_ONCE: Final = 2
 FIRST_TRIES_MAX: Final = 3
 HOPELESS_TRIES: Final = 5  # in a row, of an executor that has served before: the watchdog is starved
 WATCHDOG_PARTS: Final = 3
+CONFIRM_S: Final = 1.0  # how often the first jobs of loops are compared with what they were admitted for
 
 
 class StartRefused(Exception):
@@ -158,6 +159,7 @@ class Supervisor:
         self.recorder = FlightRecorder(self.state / "recordings", self.devices, size_max)
         self._open_doors()
         self._every(DRAIN_S, self.recorder.drain)
+        self._every(CONFIRM_S, self._confirm_costs)
         if self.notifier.watchdog_ns:
             self._every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
         for device in self.devices.values():
@@ -239,6 +241,10 @@ class Supervisor:
         if not lost:
             log("notice", f"measurements on {device} hold again", event="precondition-holds", device=device)
         self._changed.set()
+
+    def _confirm_costs(self) -> None:
+        for device in self.devices.values():
+            device.confirm_costs()
 
     def device_changed(self, device: ServedDevice) -> None:
         """An executor became ready or died."""
