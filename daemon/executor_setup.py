@@ -1,8 +1,7 @@
-"""What an executor does once, before it serves: rights, engines, warm-up, measurement.
+"""What an executor does once, before it serves: rights, engines, warm-up, verification, measurement.
 
 Everything slow is here. When it is over nothing is loaded or imported any more, garbage collection is off and what
-exists
-is frozen out of its sight.
+exists is frozen out of its sight.
 """
 
 from __future__ import annotations
@@ -10,16 +9,20 @@ from __future__ import annotations
 import gc
 import resource
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from taktd.daemon.dispatch_cost import dispatch_cost_ns
 from taktd.daemon.rights import Rights, take_rights
-from taktd.engines.engine import EngineSpec, WarmEngine
+from taktd.engines.engine import BuiltEngine, EngineSpec, WarmEngine
+from taktd.engines.errors import ModelRefused
+from taktd.engines.factory import computes_the_model, engine_opener
+from taktd.engines.finite import guarded
 from taktd.engines.inspect import specs_from_json
 from taktd.engines.measure import CostJson, measure
-from taktd.engines.onnx_cpu import OnnxCpuEngine
+from taktd.engines.verify import Expectation, Rules, expect, verify
 from taktd.ipc import _core
 
 __all__ = ["Prepared", "freeze", "prepare"]
@@ -33,6 +36,8 @@ class Prepared:
     engines: dict[str, WarmEngine]
     measured: dict[str, dict[int, CostJson]]  # model → batch size → cost; only what was measured now
     dispatch_ns: int
+    verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
+    notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -41,6 +46,8 @@ class Prepared:
             "dispatch_ns": self.dispatch_ns,
             "rss_bytes": _resident_bytes(),
             "records": True,
+            "verified": self.verified,
+            "notes": self.notes,
         }
 
 
@@ -50,18 +57,30 @@ def _resident_bytes() -> int:
 
 
 def prepare(plan: dict[str, Any]) -> Prepared:
-    """Loads, warms and (where the plan has no stored measurement) measures every model of the plan, under the rights it
-    will run with. Raises ``ModelRefused`` or ``EngineFailure``."""
+    """Loads, warms, verifies and (where the plan has no stored measurement) measures every model of the plan, under the
+    rights it will run with. Raises ``ModelRefused`` or ``EngineFailure``."""
+    models = {model["name"]: model for model in plan["models"]}
+    specs = {name: _spec(model) for name, model in models.items()}
+    # The reference has threads and memory of its own: both are gone before there are real-time rights to inherit.
+    expected = {
+        name: expect(specs[name], Rules(**model["verify"]))
+        for name, model in models.items()
+        if "verify" in model and computes_the_model(plan["driver"])
+    }
     # The engines' own threads and arenas are made under the affinity they keep.
-    rights = take_rights(plan["cores"], plan["priority"])
-    engines = {model["name"]: _load(model) for model in plan["models"]}
-    measured = {
-        model["name"]: _measure(engines[model["name"]], plan.get("measure_cap_ns", MEASURE_CAP_NS))
-        for model in plan["models"]
+    room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
+    rights = take_rights(room["cores"], room["priority"])
+    prepared = Prepared(rights, {}, {}, 0)
+    open_engine = engine_opener(plan["driver"])
+    for name, model in models.items():
+        prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
+    prepared.measured = {
+        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS))
+        for name, model in models.items()
         if not model.get("measured")
     }
-    dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns()
-    return Prepared(rights, engines, measured, dispatch_ns)
+    prepared.dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns()
+    return prepared
 
 
 def freeze() -> None:
@@ -71,16 +90,36 @@ def freeze() -> None:
     gc.disable()
 
 
-def _load(model: dict[str, Any]) -> WarmEngine:
+def _spec(model: dict[str, Any]) -> EngineSpec:
     inspection = model["inspection"]
-    spec = EngineSpec(
+    return EngineSpec(
         model["name"],
         model["path"],
         specs_from_json(inspection["inputs"]),
         specs_from_json(inspection["outputs"]),
         model.get("max_batch", 1),
+        inspection.get("digest", ""),
     )
-    return OnnxCpuEngine(spec).warm()
+
+
+def _load(
+    model: dict[str, Any], spec: EngineSpec, open_engine: Callable[[EngineSpec], BuiltEngine],
+    expected: Expectation | None, prepared: Prepared,
+) -> WarmEngine:  # fmt: skip
+    policies = model.get("non_finite", {})
+    outputs = [tensor.name for tensor in spec.outputs]
+    for name in policies:
+        if name not in outputs:
+            raise ModelRefused(
+                f"model {spec.model!r} has no output {name!r} to forbid NaN in",
+                found=name, allowed=", ".join(outputs), hint=f"Correct models.{spec.model}.non_finite.",
+            )  # fmt: skip
+    engine = open_engine(spec).warm()
+    if expected is not None and expected.note:
+        prepared.notes.append(expected.note)
+    elif expected is not None:
+        prepared.verified[spec.model] = verify(engine, expected, policies)
+    return guarded(engine, policies)
 
 
 def _measure(engine: WarmEngine, cap_ns: int) -> dict[int, CostJson]:

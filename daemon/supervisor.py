@@ -11,19 +11,20 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 from taktd.daemon import idle_latency, reload, runtime_folder
 from taktd.daemon.activation import inherited_sockets
 from taktd.daemon.certification import Evidence, NotAdmitted, judge
-from taktd.daemon.config import Configuration, ConfigurationRefused, load
-from taktd.daemon.control_door import ControlDoor, ControlError
+from taktd.daemon.config import Configuration, ConfigurationRefused, Model, load
+from taktd.daemon.control_door import ControlDoor, ControlError, Operation
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
 from taktd.daemon.executor_process import ExecutorProcess, State
+from taktd.daemon.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
 from taktd.daemon.gateway_process import GatewayProcess, wanted
@@ -32,10 +33,12 @@ from taktd.daemon.lane_door import LaneDoor
 from taktd.daemon.lanes import Inspection
 from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
+from taktd.daemon.model_commands import ModelCommands
 from taktd.daemon.notify import Notifier
 from taktd.daemon.peers import own_uid
 from taktd.daemon.served_device import Schedule, ServedDevice, TooMuch
 from taktd.daemon.status import StatusBook
+from taktd.daemon.store import StoreError, resolved
 from taktd.ipc import _core
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
@@ -127,6 +130,7 @@ class Supervisor:
             raise StartRefused(f"{self.runtime} can't be locked: {error.strerror}") from None
         try:
             runtime_folder.make_folder(self.state, 0o750)
+            forget_faults(self.state)
         except runtime_folder.FolderRefused as refused:
             log("warning", f"nothing is remembered over a restart: {refused}")
         # Each lane costs two descriptors; executors inherit the limit.
@@ -182,11 +186,14 @@ class Supervisor:
         return dict(zip(configuration.models, found, strict=True))
 
     def _open_doors(self) -> None:
-        asking = {
+        asking: dict[str, Operation] = {
             "status": self.book.status, "models": self.book.models, "loops": self.book.loops,
             "costs": self.book.costs, "record": self._record_asked,
         }  # fmt: skip
-        changing = {"reload": self._reload_asked}
+        changing: dict[str, Operation] = {"reload": self._reload_asked}
+        for commands in (ModelCommands(self), FaultCommands(self.state, lambda: self.configuration)):
+            asking |= commands.asking
+            changing |= commands.changing
         lanes, control = runtime_folder.LANES_SOCKET, runtime_folder.CONTROL_SOCKET
         try:
             self.lane_door = LaneDoor(self.runtime / lanes, self.desk, self.inherited.get(socket.SOCK_SEQPACKET))
@@ -327,12 +334,26 @@ class Supervisor:
         except KeyError as error:
             raise ControlError(f"there is no segment {error}", "ask for the list again: the oldest go first") from None
 
-    async def reload(self) -> str:
-        """Read the file again and take over what changed, all of it or nothing. A sentence on what was done."""
+    async def inspect_model(self, model: Model) -> Inspection:
+        """Raises ModelRefused."""
+        return await Inspector(self.state / "inspections").inspect(model)
+
+    async def change_model(self, name: str, version: int) -> str:
+        """Serve another version of a model. Raises ControlError; then nothing has changed."""
+        try:
+            return await self.reload({name: version})
+        except ConfigurationRefused as refused:
+            raise ControlError(str(refused), "the running configuration stays") from None
+
+    async def reload(self, chosen: Mapping[str, int] | None = None) -> str:
+        """Read the file again and take over what changed, all of it or nothing. A sentence on what was done.
+
+        chosen: versions of models to serve instead of the active ones.
+        """
         async with self._reloading:
             self.notifier.reloading(_core.now())
             try:
-                new = await asyncio.to_thread(load, self.file)
+                new = await asyncio.to_thread(lambda: resolved(load(self.file), chosen))
                 changed = reload.differences(self.configuration, new)
                 if not changed:
                     return "reload: nothing has changed"
@@ -347,6 +368,8 @@ class Supervisor:
                 self.desk.rules_changed()
                 self.epoch += 1
                 return f"reload: epoch {self.epoch}, changed {', '.join('.'.join(path) for path in changed)}"
+            except StoreError as error:
+                raise ControlError(str(error), error.hint) from None
             finally:
                 self.notifier.ready(self._status_text())
 
@@ -387,9 +410,12 @@ class Supervisor:
 def main(file: Path) -> int:
     """Load, run, explain; the exit code."""
     try:
-        configuration = load(file)
+        configuration = resolved(load(file))
     except ConfigurationRefused as refused:
         log("error", f"the configuration is refused:\n{refused}", event="refused")
+        return EXIT_CONFIGURATION
+    except StoreError as error:
+        log("error", f"{error}\n  to do: {error.hint}" if error.hint else str(error), event="refused")
         return EXIT_CONFIGURATION
     try:
         return asyncio.run(_run(file, configuration))

@@ -52,6 +52,7 @@ class Inspection(TypedDict):
     outputs: list[TensorJson]
     dynamic: bool  # some dimension is left open by the model
     batch: bool  # the first dimension of every tensor is open: jobs can be batched
+    external: list[str]  # files that hold tensors, relative to the model's folder
     data_dependent: bool  # an output's shape depends on values: no loop can have a fixed shape for it
 
 
@@ -220,6 +221,7 @@ def inspect_model(path: Path, shapes: Shapes) -> Inspection:
     return {
         "digest": content_digest(path, external),
         "runtime": f"onnxruntime {RUNTIME_VERSION}",
+        "external": [str(file.relative_to(path.parent)) for file in external],
         "opset": max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0),
         "inputs": inputs,
         "outputs": outputs,

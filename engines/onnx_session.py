@@ -50,3 +50,17 @@ def open_session(path: str, *, optimized_path: str | None = None) -> Any:
             hint="Reinstall onnxruntime.",
         )
     return session
+
+
+def open_reference_session(path: str) -> Any:
+    """A session as anybody gets it who sets nothing: what engines are compared with. It has threads of its own, which
+    end with it. Raises ``ModelRefused``."""
+    try:
+        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelRefused(
+            "ONNX Runtime can't load the model",
+            found=str(error).strip(),
+            allowed=f"a model that ONNX Runtime {RUNTIME_VERSION} runs on the CPU",
+            hint="Check it with onnx.checker.check_model; an unknown operator needs another opset or export.",
+        ) from error
