@@ -26,6 +26,7 @@ from taktd.daemon.executor_link import ExecutorLink, LinkClosed
 from taktd.daemon.executor_setup import freeze, prepare
 from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
 from taktd.daemon.record import Recorder
+from taktd.daemon.rights import take_rights
 from taktd.daemon.scheduler import Scheduler
 from taktd.daemon.watch_thread import start_watch
 from taktd.engines.errors import EngineFailure, ModelRefused
@@ -48,8 +49,8 @@ YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its co
 OK, EXPIRED, FAILED, CANCELLED, DETACHED = 0, 1, 4, 6, 7
 FLAG_OVERRUN, EARLY = 2, 8
 ENTRY_SHAPES, ENTRY_CANCEL, ENTRY_UNRECORDED, ENTRY_ANSWERED, ENTRY_ENDED = 1, 2, 0x2000, 0x4000, 0x8000
-NO_PATH, PRIMARY, STAND_IN, HOLD = 0, 1, 2, 3
-WOKE_CONTROL = 2
+NO_PATH, HOLD = 0, 3
+WOKE_CONTROL, WOKE_SUCCESSION = 2, 16
 
 
 class Executor:
@@ -68,9 +69,10 @@ class Executor:
         self.recorder.state(self.scheduler, _core.now())
         server.keep_record(True)
         table.schedule(self.scheduler, self.recorder, costs)
-        self.path = STAND_IN if plan["role"] == "stand-in" else PRIMARY
+        self.plan = plan
         self.spin_ns: int = plan["spin_ns"]
         self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
+        self.in_line = True  # some ledger is not ours, and may become so
         self.draining = False
         self.stopped = False
         self._switches = 0
@@ -89,6 +91,8 @@ class Executor:
             now_ns = clock()
             for entry in poll(now_ns):
                 self._take(entry, now_ns)
+            if self.in_line:
+                self._succeed()
             action = decide(now_ns, duty.yielding)
             if action.kind == START:
                 self._run(action.jobs, now_ns)
@@ -139,8 +143,8 @@ class Executor:
         ended_ns = self.server.end()
         if (ended_ns <= job.deadline_ns or not job.deadline_ns) and ended_ns - now_ns <= job.cost_ns:
             # In time and within its cost: nothing to explain, so the answer goes out before the books are kept.
-            flags = EARLY if job.early else 0
-            self.server.complete(job.lane, job.slot, status, flags, self.path, NONE, 0, ended_ns, job.deadline_ns)
+            flags = lane.flags | (EARLY if job.early else 0)
+            self.server.complete(job.lane, job.slot, status, flags, lane.path, NONE, 0, ended_ns, job.deadline_ns)
             self._note(jobs, now_ns, ended_ns, 0)
         else:
             self._explain(jobs, now_ns, ended_ns)
@@ -166,9 +170,10 @@ class Executor:
         self._switches = switches
 
     def _complete(self, job: Job, status: int, ended_ns: int) -> None:
-        flags = (EARLY if job.early else 0) | (FLAG_OVERRUN if job.overrun else 0)
+        lane = self.lanes[job.lane]
+        flags = lane.flags | (EARLY if job.early else 0) | (FLAG_OVERRUN if job.overrun else 0)
         self.server.complete(
-            job.lane, job.slot, status, flags, self.path, job.cause, job.cause_detail, ended_ns, job.deadline_ns
+            job.lane, job.slot, status, flags, lane.path, job.cause, job.cause_detail, ended_ns, job.deadline_ns
         )
 
     def _answer(self, job: Job, status: int, path: int, cause: int, detail: int, now_ns: int) -> None:
@@ -254,22 +259,35 @@ class Executor:
             # No gap came up, and perhaps nobody submits any more: patience ends even so.
             patience_ns = self._chore_since_ns + CHORE_PATIENCE_NS
             until_ns = min(until_ns, patience_ns) if until_ns else patience_ns
-        if self.server.wait(until_ns, spin_until_ns) & WOKE_CONTROL:
+        woke = self.server.wait(until_ns, spin_until_ns)
+        if woke & WOKE_CONTROL:
             self._control_due_ns = 0
+        if woke & WOKE_SUCCESSION:
+            self.in_line = True
 
     def _tell(self) -> None:
         """Engines' failures and broken promises, in words. Kept until now: nothing is sent on the real-time path."""
         for lane, kept, at_ns in self.scheduler.alarms:
-            self.table.alarm(self.lanes[lane], kept, at_ns)
+            self.table.alarm(lane, kept, at_ns)
         self.scheduler.alarms.clear()
         for message in self.table.told:
             self.link.send(message)
         self.table.told.clear()
 
+    def _succeed(self) -> None:
+        """Takes over the ledgers that have passed to this executor, and lets go of those it is asked for."""
+        for number, what in self.server.successions():
+            if what != "asked" and self.plan.get("prepare"):
+                # Prepared beside another executor, with less than it will need: from here on it serves.
+                take_rights(self.plan["cores"], self.plan["priority"])
+                self.plan["prepare"] = None
+            self.table.succession(number, what)
+        self.in_line = not self.table.owns_all
+        self._control_due_ns = 0  # there is something to tell
+
     def _end(self) -> None:
         """Tells every client that its lane is over, and stops serving."""
-        for lane in list(self.lanes):
-            self.server.remove(lane, DETACHED)
+        self.table.end(DETACHED)
         self.stopped = True
 
     def _chore(self) -> None:
@@ -296,6 +314,7 @@ class Executor:
             self.recorder.state(self.scheduler, _core.now())
         else:
             self.table.handle(message, descriptors)
+            self.in_line = not self.table.owns_all
 
 
 def main() -> int:
@@ -319,7 +338,7 @@ def _run(link: ExecutorLink) -> int:
         prepared = prepare(plan)
         ledger_fd, stats_fd, journal_fd = descriptors[:3]
         server = _core.Server(ledger_fd, stats_fd, journal_fd, link.fileno())
-        table = LaneTable(server, link, plan, descriptors[3:], prepared)
+        table = LaneTable(server, link, plan, descriptors, prepared)
     except (ModelRefused, EngineFailure) as error:
         link.send({"op": "failed", "error": str(error)})
         return EXIT_FAILED
@@ -328,6 +347,11 @@ def _run(link: ExecutorLink) -> int:
     costs, _ = _next_message(link, "serve")
     executor = Executor(link, server, table, plan, costs, throttled=prepared.rights.policy == "fifo")
     freeze()
+    member = plan.get("member")
+    if member is None:  # alone: nobody else can serve this ledger
+        member = os.getpid()
+        _core.succession_set(ledger_fd, member)
+    table.join(member, prepared.rights)
     link.send({"op": "ready"})
     executor.serve()
     return 0

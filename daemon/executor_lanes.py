@@ -1,32 +1,38 @@
-"""The lanes that one executor serves, and the slow work on them between jobs.
+"""The lanes that one executor serves or could serve, ledger by ledger, and the slow work on them between jobs.
 
-A lane is bound slot by slot, since binding costs up to a millisecond and happens between the jobs of other loops:
-adding,
-swapping and removing lanes are *chores*, cut into steps that the executor takes in gaps. Nothing here decides when a
-job
-runs.
+A ledger is one device's lanes with the record of what was taken and done there. An executor owns its own device's
+ledger
+and stands by for others': their lanes are mapped and bound as well, dormant, until the core says that the ledger has
+passed
+to it. What the owner before had taken and not done is then done again.
+
+Binding costs up to a millisecond a slot and happens between the jobs of other loops: adding, swapping and removing
+lanes are
+*chores*, cut into steps that the executor takes in gaps. Nothing here decides when a job runs.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from taktd.daemon.executor_link import ExecutorLink
 from taktd.daemon.executor_setup import Prepared
 from taktd.daemon.plan import queue_of, task_of
 from taktd.daemon.record import Recorder
+from taktd.daemon.rights import Rights
 from taktd.daemon.scheduler import Scheduler
-from taktd.engines.engine import BatchRun, BoundRun, Tensor, WarmEngine
+from taktd.daemon.served_lane import ServedLane
+from taktd.engines.engine import BatchRun
 from taktd.engines.errors import EngineFailure
 from taktd.ipc import _core
 
-__all__ = ["LaneTable", "ServedLane"]
+__all__ = ["LaneTable", "Ledger"]
 
 LOST: Final = 5
+NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
 NO_CAUSE: Final = 0
 FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their text; the counters tell the rest
 
@@ -34,93 +40,32 @@ Chore = Iterator[None]
 """Work outside the schedule, in steps of well under a millisecond each."""
 
 
-class ServedLane:
-    """One lane in this executor. ``runs[slot]`` is the bound run of a slot at its declared shapes.
+@dataclass(slots=True)
+class Ledger:
+    """One device's ledger in this executor. Lane n of the ledger is lane ``base`` + n here."""
 
-    ``shaped`` holds the slots whose job carries shapes of its own.
-    """
-
-    __slots__ = (
-        "_rehearsal", "area", "cost_ns", "ended_ns", "engine", "failures", "input_dims", "lane", "last_slot", "name",
-        "output_bytes", "output_dims", "runs", "server", "shaped",
-    )  # fmt: skip
-
-    def __init__(
-        self, server: _core.Server, lane: int, name: str, layout: dict[str, Any], engine: WarmEngine, area: int
-    ) -> None:
-        self.server = server
-        self.lane = lane
-        self.name = name
-        self.engine = engine
-        self.area = area
-        self.input_dims: list[tuple[int, ...]] = [tuple(t["dims"]) for t in layout["inputs"]]
-        self.output_dims: list[tuple[int, ...]] = [tuple(t["dims"]) for t in layout["outputs"]]
-        self.runs: list[BoundRun] = []
-        self.shaped: set[int] = set()
-        self.failures = 0
-        self.cost_ns = 0  # what a run is reckoned with; set when the lane is scheduled
-        self.ended_ns = 0  # when its last run ended
-        self._rehearsal = engine.batch(1)
-        self.output_bytes: list[int] = [t["bytes"] for t in layout["outputs"]]
-        self.last_slot = -1  # whose outputs are the lane's last answer; -1: there is none yet
-
-    def inputs_of(self, slot: int) -> list[int]:
-        """Addresses of the input tensors of ``slot``."""
-        return [self.server.slot_address(self.lane, slot, index, 0) for index in range(len(self.input_dims))]
-
-    def outputs_of(self, slot: int) -> list[int]:
-        """Addresses of the output tensors of ``slot``, in the output area that this executor owns."""
-        first = len(self.input_dims)
-        count = len(self.output_dims)
-        return [self.server.slot_address(self.lane, slot, first + index, self.area) for index in range(count)]
-
-    def warm(self) -> None:
-        """A run on memory of its own, just before a job is expected: code and weights are back in the caches."""
-        with suppress(EngineFailure):
-            self._rehearsal.run_bound()
-
-    def hold(self, slot: int) -> bool:
-        """Copies the last answer into the outputs of ``slot``; False if there is none.
-
-        It lies in a slot that is the client's again: whoever changed it there gets the change back.
-        """
-        if self.last_slot < 0:
-            return False
-        for to, source, size in zip(
-            self.outputs_of(slot), self.outputs_of(self.last_slot), self.output_bytes, strict=True
-        ):
-            ctypes.memmove(to, source, size)
-        self.last_slot = slot
-        return True
-
-    def bind(self, slot: int) -> BoundRun:
-        return self.engine.bind(
-            [Tensor(a, d) for a, d in zip(self.inputs_of(slot), self.input_dims, strict=True)],
-            [Tensor(a, d) for a, d in zip(self.outputs_of(slot), self.output_dims, strict=True)],
-        )
-
-    def run_shaped(self, slot: int) -> None:
-        """One run at the shapes that the client wrote into the slot; writes the actual output shapes back."""
-        shapes = self.server.shapes(self.lane, slot)
-        actual = self.engine.run_shaped(
-            [Tensor(a, d) for a, d in zip(self.inputs_of(slot), shapes[: len(self.input_dims)], strict=True)],
-            [Tensor(a, d) for a, d in zip(self.outputs_of(slot), self.output_dims, strict=True)],
-        )
-        self.server.set_output_shapes(self.lane, slot, actual)
+    device: str
+    descriptor: int
+    number: int  # in the core's server
+    base: int
+    path: int  # what a reply says: primary, or stand-in for another device
+    loops: dict[int, dict[str, Any]] = field(default_factory=dict)  # by lane here
+    owned: bool = False
+    area: int = 0  # the output area of its present owner
 
 
 class LaneTable:
-    """``lanes[index]`` for every lane that is ready to run jobs; chores bring lanes in and out."""
+    """``lanes[index]`` for every lane that is bound; chores bring lanes in and out."""
 
     def __init__(
-        self,
-        server: _core.Server,
-        link: ExecutorLink,
-        plan: dict[str, Any],
-        descriptors: list[int],
-        prepared: Prepared,
+        self, server: _core.Server, link: ExecutorLink, plan: dict[str, Any], descriptors: list[int], prepared: Prepared
     ) -> None:
-        """Maps and binds every lane of the plan: attaching is cheap afterwards, and nothing is bound late."""
+        """Maps and binds every lane of the plan: attaching is cheap afterwards, and nothing is bound late.
+
+        ``descriptors``: ledger, statistics, journal; memory and wake-up socket of each loop's lane and of each lane of
+        a
+        model whose client is still there; then for each device it stands by for: ledger, statistics, the loops' lanes.
+        """
         self.lanes: dict[int, ServedLane] = {}
         self.chores: deque[Chore] = deque()
         self.told: list[dict[str, Any]] = []  # log messages for the supervisor
@@ -130,18 +75,24 @@ class LaneTable:
         self._costs: dict[str, Any] = {}
         self._link = link
         self._engines = prepared.engines
-        self._plan = plan
-        self._loops: dict[int, dict[str, Any]] = {loop["lane"]: loop for loop in plan["loops"]}
         self._models: dict[str, dict[str, Any]] = {model["name"]: model for model in plan["models"]}
         self._batches: dict[tuple[str, int], BatchRun] = {}
         for model in plan["models"]:
             for size in range(2, model.get("max_batch", 1) + 1):
                 self._batches[model["name"], size] = self._engines[model["name"]].batch(size)
-        recover: bool = plan["recover"]
-        # Lanes of models are in a plan only when their clients were there before this executor.
-        lanes = [*plan["loops"], *plan.get("model_lanes", ())]
-        for entry, memfd, wake_fd in zip(lanes, descriptors[::2], descriptors[1::2], strict=True):
-            for _ in self._bring_in(entry, memfd, wake_fd, recover=recover):
+        own = Ledger(plan["device"], descriptors[0], 0, 0, PRIMARY)
+        self.ledgers: dict[str, Ledger] = {own.device: own}
+        given = iter(descriptors[3:])
+        self._bring_in_all(own, [*plan["loops"], *plan.get("model_lanes", ())], given)
+        for other in plan.get("standby", ()):
+            ledger_fd = next(given)
+            number, base = server.open_ledger(ledger_fd, next(given))
+            ledger = self.ledgers[other["device"]] = Ledger(other["device"], ledger_fd, number, base, STAND_IN)
+            self._bring_in_all(ledger, other["loops"], given)
+
+    def _bring_in_all(self, ledger: Ledger, entries: Sequence[dict[str, Any]], descriptors: Iterator[int]) -> None:
+        for entry in entries:
+            for _ in self._bring_in(ledger, entry, next(descriptors), next(descriptors)):
                 pass
 
     def schedule(self, scheduler: Scheduler, recorder: Recorder, costs: dict[str, Any]) -> None:
@@ -149,102 +100,186 @@ class LaneTable:
         self._scheduler = scheduler
         self._recorder = recorder
         self._costs = costs
-        for lane in self.lanes:
-            self._enlist(lane)
 
     # ---- messages ----
 
     def handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """``lane.add``, ``lane.swap``, ``lane.remove``, ``lane.attached``."""
-        lane = message["lane"]
+        """``lane.add``, ``lane.swap``, ``lane.remove``, ``lane.attached``, ``release``, ``owner``."""
+        ledger = self.ledgers[message["device"]] if "device" in message else next(iter(self.ledgers.values()))
         match message["op"]:
             case "lane.add":
-                self.chores.append(self._added(message, descriptors))
+                self.chores.append(self._added(ledger, message, descriptors))
             case "lane.swap":
-                self.chores.append(self._swapped(message, descriptors))
+                self.chores.append(self._swapped(ledger, message, descriptors))
             case "lane.remove":
-                self.chores.append(self._removed(lane))
+                self.chores.append(self._removed(ledger, message["lane"]))
             case "lane.attached":
-                now_ns = _core.now()
-                self._scheduler.reset(lane, now_ns)
-                self._recorder.reset(lane, now_ns)
+                self._attached(ledger, message["lane"])
+            case "release":
+                self.release(ledger.device)
+            case "owner":
+                self._server.set_pidfd(ledger.number, message["member"], *descriptors)
             case other:
                 raise ValueError(f"unknown message {other!r} from the supervisor")
 
-    def _added(self, message: dict[str, Any], descriptors: list[int]) -> Chore:
-        yield from self._bring_in(message, *descriptors, recover=False)
-        self._enlist(message["lane"])
-        self._done(message["lane"], "add", 0)
+    def _attached(self, ledger: Ledger, lane: int) -> None:
+        if ledger.owned:
+            now_ns = _core.now()
+            self._scheduler.reset(ledger.base + lane, now_ns)
+            self._recorder.reset(ledger.base + lane, now_ns)
 
-    def _swapped(self, message: dict[str, Any], descriptors: list[int]) -> Chore:
+    def _added(self, ledger: Ledger, message: dict[str, Any], descriptors: list[int]) -> Chore:
+        yield from self._bring_in(ledger, message, *descriptors)
+        self._done(ledger, message["lane"], "add", 0)
+
+    def _swapped(self, ledger: Ledger, message: dict[str, Any], descriptors: list[int]) -> Chore:
         """A loop's client is gone: its lane ends, a fresh one takes its place."""
-        lane = message["lane"]
-        dropped = self._take_out(lane)
-        loop = self._loops[lane] = self._loops[lane] | {"layout": message["layout"]}
-        yield from self._bring_in(loop, *descriptors, recover=False)
-        self._enlist(lane)
-        self._done(lane, "swap", dropped)
+        index = ledger.base + message["lane"]
+        dropped = self._take_out(index)
+        entry = ledger.loops[index] | {"layout": message["layout"], "attached": False}
+        yield from self._bring_in(ledger, entry, *descriptors)
+        self._done(ledger, message["lane"], "swap", dropped)
 
-    def _removed(self, lane: int) -> Chore:
-        self._done(lane, "remove", self._take_out(lane))
+    def _removed(self, ledger: Ledger, lane: int) -> Chore:
+        self._done(ledger, lane, "remove", self._take_out(ledger.base + lane))
         yield
 
-    def _done(self, lane: int, op: str, dropped: int) -> None:
-        self._link.send({"op": "lane.done", "lane": lane, "of": op, "dropped": dropped})
+    def _done(self, ledger: Ledger, lane: int, op: str, dropped: int) -> None:
+        self._link.send({"op": "lane.done", "device": ledger.device, "lane": lane, "of": op, "dropped": dropped})
 
     # ---- in and out ----
 
-    def _bring_in(self, entry: dict[str, Any], memfd: int, wake_fd: int, *, recover: bool) -> Chore:
-        index = entry["lane"]
-        area = self._plan["area"]
-        self._server.add(index, memfd, wake_fd, entry["layout"], entry["stats"], area=area, recover=recover)
+    def _bring_in(self, ledger: Ledger, entry: dict[str, Any], memfd: int, wake_fd: int) -> Chore:
+        index = ledger.base + entry["lane"]
+        layout = entry["layout"]
+        self._server.add(index, memfd, wake_fd, layout, entry["stats"], area=0, recover=True, dormant=True)
         name = entry.get("name", entry["model"])
-        lane = ServedLane(self._server, index, name, entry["layout"], self._engines[entry["model"]], area)
-        for slot in range(entry["layout"]["slot_count"]):
-            lane.runs.append(lane.bind(slot))
-            yield
-        if recover:
-            self._finish_predecessors_jobs(index)
+        lane = ServedLane(self._server, index, name, layout, self._engines[entry["model"]], ledger.path)
+        yield from lane.bind()
+        if "name" in entry:
+            ledger.loops[index] = entry
         self.lanes[index] = lane
+        if ledger.owned:
+            self._activate(ledger, lane)
 
-    def _enlist(self, lane: int) -> None:
-        """Makes the lane known to the scheduler."""
-        loop = self._loops.get(lane)
-        if loop is None:
-            model = self.lanes[lane].engine.spec.model
-            order = list(self._models).index(model)
-            queue = queue_of(self._models[model], order, self._costs["queues"][model])
-            self._scheduler.add_queue(lane, queue)
-            self._recorder.add(lane, queue, _core.now())
-        elif loop["name"] in self._costs["tasks"]:
-            order = list(self._loops).index(lane)
-            task = task_of(loop, order, self._costs["tasks"][loop["name"]])
-            self.lanes[lane].cost_ns = task.cost_ns
-            if task.on_late_run:
-                self._server.runs_late(lane)
-            self._scheduler.add_loop(lane, task)
-            self._recorder.add(lane, task, _core.now())
-
-    def _finish_predecessors_jobs(self, lane: int) -> None:
-        """What the dead executor had taken can't be trusted to be unstarted or whole: it is answered ``lost``."""
-        now_ns = _core.now()
-        for _, slot, deadline_ns, _ in self._server.unfinished(lane):
-            self._server.complete(lane, slot, LOST, 0, 0, NO_CAUSE, 0, now_ns, deadline_ns)
-
-    def _take_out(self, lane: int) -> int:
+    def _take_out(self, index: int) -> int:
         """The client is gone: queued jobs never reach the device. Returns how many jobs were dropped."""
-        if self.lanes.pop(lane, None) is None:
+        if self.lanes.pop(index, None) is None:
             return 0
-        self._scheduler.remove(lane)
-        self._recorder.remove(lane, _core.now())
-        return self._server.remove(lane, None)
+        if self._scheduler.knows(index):
+            self._scheduler.remove(index)
+            self._recorder.remove(index, _core.now())
+        return self._server.remove(index, None)
 
-    def ended(self, lane: int, reason: int, now_ns: int) -> None:
+    def ended(self, index: int, reason: int, now_ns: int) -> None:
         """The core has ended a lane whose client broke the protocol; the supervisor closes the connection."""
-        if lane in self.lanes:
-            self._scheduler.reset(lane, now_ns, attached=False)
-            self._recorder.reset(lane, now_ns, attached=False)
-        self._link.send({"op": "lane.ended", "lane": lane, "reason": reason})
+        if self._scheduler.knows(index):
+            self._scheduler.reset(index, now_ns, attached=False)
+            self._recorder.reset(index, now_ns, attached=False)
+        ledger = self._ledger_of(index)
+        self._link.send({"op": "lane.ended", "device": ledger.device, "lane": index - ledger.base, "reason": reason})
+
+    def _ledger_of(self, index: int) -> Ledger:
+        return max((one for one in self.ledgers.values() if one.base <= index), key=lambda one: one.base)
+
+    def _lanes_of(self, ledger: Ledger) -> list[ServedLane]:
+        return [lane for index, lane in self.lanes.items() if self._ledger_of(index) is ledger]
+
+    # ---- ledgers ----
+
+    @property
+    def owns_all(self) -> bool:
+        return all(ledger.owned for ledger in self.ledgers.values())
+
+    def succession(self, number: int, what: str) -> None:
+        """News of a ledger: it is ours now, or the supervisor asks us to let go of it."""
+        ledger = next(one for one in self.ledgers.values() if one.number == number)
+        if what == "asked":
+            self.release(ledger.device)
+        else:
+            self._took(ledger, what)
+
+    def _took(self, ledger: Ledger, how: str) -> None:
+        """Its lanes are served from where the owner before left them."""
+        ledger.owned = True
+        # It alternates: what the owner before may still be writing, or its GPU, is no answer of ours.
+        ledger.area = _core.succession_state(ledger.descriptor)["takeovers"] % 2
+        now_ns = _core.now()
+        if how != "clean":
+            self._scheduler.handover_ns = now_ns
+            self._recorder.handover(now_ns, now_ns)
+        resumed = lost = 0
+        for lane in self._lanes_of(ledger):
+            again, gone = self._activate(ledger, lane)
+            resumed += again
+            lost += gone
+        self.told.append({"op": "took", "device": ledger.device, "how": how, "resumed": resumed, "lost": lost})
+
+    def release(self, device: str) -> None:
+        """Lets another executor have the ledger, between two jobs: what is queued stays recorded there for it."""
+        ledger = self.ledgers[device]
+        for lane in self._lanes_of(ledger):
+            if self._scheduler.knows(lane.lane):
+                self._scheduler.remove(lane.lane)
+                self._recorder.remove(lane.lane, _core.now())
+        ledger.owned = False
+        self._server.hand_over(ledger.number)
+        self.told.append({"op": "released", "device": device})
+
+    def _activate(self, ledger: Ledger, lane: ServedLane) -> tuple[int, int]:
+        """Serves a lane from its ledger on. Returns how many jobs are done again, and how many are lost."""
+        lane.take(ledger.area)
+        self._server.set_area(lane.lane, ledger.area)
+        self._server.activate(lane.lane)
+        enlisted = self._enlist(ledger, lane)
+        now_ns = _core.now()
+        resumed = lost = 0
+        for sequence, slot, deadline_ns, release_ns in self._server.unfinished(lane.lane):
+            if not enlisted or 0 < deadline_ns < now_ns:
+                self._server.complete(lane.lane, slot, LOST, 0, NO_PATH, NO_CAUSE, 0, now_ns, deadline_ns)
+                lost += 1
+                continue
+            job = self._scheduler.submit(lane.lane, sequence, slot, release_ns, deadline_ns, now_ns)
+            self._recorder.submit(lane.lane, sequence, slot, release_ns, deadline_ns, now_ns)
+            self._server.expect(lane.lane, slot, job.latest_start_ns)
+            if any(self._server.shapes(lane.lane, slot)[i] != d for i, d in enumerate(lane.input_dims)):
+                lane.shaped.add(slot)
+            resumed += 1
+        return resumed, lost
+
+    def _enlist(self, ledger: Ledger, lane: ServedLane) -> bool:
+        """Makes the lane known to the scheduler; False for a loop that was shed."""
+        loop = ledger.loops.get(lane.lane)
+        now_ns = _core.now()
+        if loop is None:
+            model = lane.engine.spec.model
+            queue = queue_of(self._models[model], list(self._models).index(model), self._costs["queues"][model])
+            self._scheduler.add_queue(lane.lane, queue)
+            self._recorder.add(lane.lane, queue, now_ns)
+            return True
+        cost = self._costs["tasks"].get(loop["name"])
+        if cost is None:
+            return False
+        task = task_of(loop, lane.lane, cost)
+        lane.cost_ns = task.cost_ns
+        if task.on_late_run:
+            self._server.runs_late(lane.lane)
+        self._scheduler.add_loop(lane.lane, task)
+        self._recorder.add(lane.lane, task, now_ns)
+        self._server.set_budget(lane.lane, task.cost_ns)
+        if loop.get("attached"):
+            self._scheduler.reset(lane.lane, now_ns)
+            self._recorder.reset(lane.lane, now_ns)
+        return True
+
+    def join(self, member: int, rights: Rights) -> None:
+        """Stands in line for every ledger; the core says when one has passed to this executor."""
+        hang_after_ns = self._costs.get("hang_after_ns", {})
+        # Above this executor: that another one has died must be seen while this one is inside an engine.
+        priority = rights.priority + 1 if rights.policy == "fifo" else 0
+        for ledger in self.ledgers.values():
+            hang_ns = hang_after_ns.get(ledger.device, 0)
+            self._server.join(ledger.number, member, priority, rights.affinity, hang_ns)
 
     # ---- while serving ----
 
@@ -257,12 +292,20 @@ class LaneTable:
         if lane.failures <= FAILURES_TOLD:
             self.told.append(_log("error", "engine-failed", lane, str(failure)[:1000]))
 
-    def alarm(self, lane: ServedLane, kept: int, at_ns: int) -> None:
+    def alarm(self, index: int, kept: int, at_ns: int) -> None:
         """A loop's (m, k) promise was just broken."""
-        loop = self._loops[lane.lane]
-        m, k = loop["mk"]
+        lane = self.lanes[index]
+        m, k = self._ledger_of(index).loops[index]["mk"]
         text = f"loop {lane.name}: {kept} of the last {k} jobs in time, promised {m}; at {at_ns} ns"
         self.told.append(_log("warning", "promise-broken", lane, text))
+
+    def end(self, status: int) -> None:
+        """Tells every client of a lane that is served here that it is over."""
+        for ledger in self.ledgers.values():
+            if ledger.owned:
+                for lane in self._lanes_of(ledger):
+                    self._server.remove(lane.lane, status)
+        self.lanes.clear()
 
 
 def _log(level: str, message_id: str, lane: ServedLane, text: str) -> dict[str, Any]:
