@@ -15,8 +15,8 @@ core = Extension(
 )
 cuda = Extension(
     "taktd.drivers._cuda",
-    sources=["drivers/_cuda.c"],
-    depends=["drivers/cuda_api.h"],
+    sources=["drivers/_cuda.c", "drivers/cuda_launch.c"],
+    depends=["drivers/cuda_api.h", "drivers/cuda_module.h"],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
     libraries=["dl"],  # a library of its own before glibc 2.34

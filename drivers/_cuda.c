@@ -4,48 +4,19 @@
  * works with every driver and on machines without one. Handles and addresses are plain integers; who owns what is the
  * business of taktd.drivers.cuda. Calls that return at once keep the GIL, calls that may wait release it.
  *
- * `Launch` is the hot path: one graph launch, then a bounded wait for its end, in one Python call without allocation.
+ * The hot path (`Launch`) is in cuda_launch.c.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030a0000
-#include <Python.h>
+#include "cuda_module.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "cuda_api.h"
-
-static struct {
-#define X(name, parameters) CUresult (*name) parameters;
-    CUDA_ENTRIES(X)
-#undef X
-} cuda;
-
+struct cuda_entries cuda;
 static void *library;
 static PyObject *error_type;
 
-#define QUERY_EVERY_NS 20000 /* while a flag is watched, the stream is asked for errors this often */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-/* Raises Error(call, code). */
-static PyObject *raise(const char *call, CUresult code)
+PyObject *cuda_raise(const char *call, CUresult code)
 {
     PyObject *arguments = Py_BuildValue("(si)", call, code);
     if (arguments) {
@@ -55,27 +26,12 @@ static PyObject *raise(const char *call, CUresult code)
     return NULL;
 }
 
-static PyObject *none_or(const char *call, CUresult code)
-{
-    if (code)
-        return raise(call, code);
-    Py_RETURN_NONE;
-}
-
-static int loaded(void)
+int cuda_loaded(void)
 {
     if (!library)
         PyErr_SetString(PyExc_RuntimeError, "libcuda is not loaded: call load() first");
     return library != NULL;
 }
-
-#define ARGUMENTS(format, ...) \
-    do { if (!loaded() || !PyArg_ParseTuple(arguments, format, ##__VA_ARGS__)) return NULL; } while (0)
-#define HANDLE(number) ((CUhandle)(uintptr_t)(number))
-#define NUMBER(handle) PyLong_FromUnsignedLongLong((unsigned long long)(uintptr_t)(handle))
-
-/* Module functions take (self, arguments); `self` is the module and never used. */
-#define FUNCTION(name) static PyObject *name(PyObject *Py_UNUSED(self), PyObject *arguments)
 
 /* The library -------------------------------------------------------------------------------------------------- */
 
@@ -130,7 +86,7 @@ FUNCTION(driver_version)
     ARGUMENTS("");
     int version = 0;
     CUresult result = cuda.cuDriverGetVersion(&version);
-    return result ? raise("cuDriverGetVersion", result) : PyLong_FromLong(version);
+    return result ? cuda_raise("cuDriverGetVersion", result) : PyLong_FromLong(version);
 }
 
 FUNCTION(error_name)
@@ -150,7 +106,7 @@ FUNCTION(device_count)
     ARGUMENTS("");
     int count = 0;
     CUresult result = cuda.cuDeviceGetCount(&count);
-    return result ? raise("cuDeviceGetCount", result) : PyLong_FromLong(count);
+    return result ? cuda_raise("cuDeviceGetCount", result) : PyLong_FromLong(count);
 }
 
 static void spell_uuid(const CUuuid *uuid, char text[41])
@@ -173,18 +129,18 @@ FUNCTION(device_info)
     CUdevice device;
     CUresult result = cuda.cuDeviceGet(&device, index);
     if (result)
-        return raise("cuDeviceGet", result);
+        return cuda_raise("cuDeviceGet", result);
     char name[128] = "", pci[32] = "", uuid_text[41];
     CUuuid uuid;
     size_t bytes = 0;
     if ((result = cuda.cuDeviceGetName(name, sizeof name, device)))
-        return raise("cuDeviceGetName", result);
+        return cuda_raise("cuDeviceGetName", result);
     if ((result = cuda.cuDeviceGetUuid(&uuid, device)))
-        return raise("cuDeviceGetUuid", result);
+        return cuda_raise("cuDeviceGetUuid", result);
     if ((result = cuda.cuDeviceGetPCIBusId(pci, sizeof pci, device)))
-        return raise("cuDeviceGetPCIBusId", result);
+        return cuda_raise("cuDeviceGetPCIBusId", result);
     if ((result = cuda.cuDeviceTotalMem(&bytes, device)))
-        return raise("cuDeviceTotalMem", result);
+        return cuda_raise("cuDeviceTotalMem", result);
     spell_uuid(&uuid, uuid_text);
     PyObject *info = Py_BuildValue("{s:i,s:s,s:s,s:s,s:K}", "index", index, "name", name, "uuid", uuid_text, "pci", pci,
                                    "memory_bytes", (unsigned long long)bytes);
@@ -222,7 +178,7 @@ FUNCTION(retain)
         result = cuda.cuCtxSetCurrent(context);
     }
     Py_END_ALLOW_THREADS
-    return result ? raise(call, result) : NUMBER(context);
+    return result ? cuda_raise(call, result) : NUMBER(context);
 }
 
 FUNCTION(release)
@@ -249,7 +205,7 @@ FUNCTION(current)
     ARGUMENTS("");
     CUhandle context = NULL;
     CUresult result = cuda.cuCtxGetCurrent(&context);
-    return result ? raise("cuCtxGetCurrent", result) : NUMBER(context);
+    return result ? cuda_raise("cuCtxGetCurrent", result) : NUMBER(context);
 }
 
 FUNCTION(priority_range)
@@ -257,7 +213,7 @@ FUNCTION(priority_range)
     ARGUMENTS("");
     int least = 0, greatest = 0;
     CUresult result = cuda.cuCtxGetStreamPriorityRange(&least, &greatest);
-    return result ? raise("cuCtxGetStreamPriorityRange", result) : Py_BuildValue("(ii)", least, greatest);
+    return result ? cuda_raise("cuCtxGetStreamPriorityRange", result) : Py_BuildValue("(ii)", least, greatest);
 }
 
 /* Memory ------------------------------------------------------------------------------------------------------- */
@@ -267,7 +223,7 @@ FUNCTION(memory_info)
     ARGUMENTS("");
     size_t unused = 0, total = 0;
     CUresult result = cuda.cuMemGetInfo(&unused, &total);
-    return result ? raise("cuMemGetInfo", result)
+    return result ? cuda_raise("cuMemGetInfo", result)
                   : Py_BuildValue("(KK)", (unsigned long long)unused, (unsigned long long)total);
 }
 
@@ -280,7 +236,7 @@ FUNCTION(allocate)
     Py_BEGIN_ALLOW_THREADS
     result = cuda.cuMemAlloc(&address, size);
     Py_END_ALLOW_THREADS
-    return result ? raise("cuMemAlloc", result) : PyLong_FromUnsignedLongLong(address);
+    return result ? cuda_raise("cuMemAlloc", result) : PyLong_FromUnsignedLongLong(address);
 }
 
 FUNCTION(deallocate)
@@ -303,7 +259,7 @@ FUNCTION(allocate_pinned)
     Py_BEGIN_ALLOW_THREADS
     result = cuda.cuMemHostAlloc(&memory, size, MEMHOSTALLOC_PORTABLE_DEVICEMAP);
     Py_END_ALLOW_THREADS
-    return result ? raise("cuMemHostAlloc", result) : NUMBER(memory);
+    return result ? cuda_raise("cuMemHostAlloc", result) : NUMBER(memory);
 }
 
 FUNCTION(deallocate_pinned)
@@ -346,7 +302,7 @@ FUNCTION(device_address)
     ARGUMENTS("K", &address);
     CUdeviceptr found = 0;
     CUresult result = cuda.cuMemHostGetDevicePointer(&found, HANDLE(address), 0);
-    return result ? raise("cuMemHostGetDevicePointer", result) : PyLong_FromUnsignedLongLong(found);
+    return result ? cuda_raise("cuMemHostGetDevicePointer", result) : PyLong_FromUnsignedLongLong(found);
 }
 
 /* Streams and events ------------------------------------------------------------------------------------------- */
@@ -357,7 +313,7 @@ FUNCTION(create_stream)
     ARGUMENTS("i", &priority);
     CUhandle stream = NULL;
     CUresult result = cuda.cuStreamCreateWithPriority(&stream, STREAM_NON_BLOCKING, priority);
-    return result ? raise("cuStreamCreateWithPriority", result) : NUMBER(stream);
+    return result ? cuda_raise("cuStreamCreateWithPriority", result) : NUMBER(stream);
 }
 
 FUNCTION(destroy_stream)
@@ -377,7 +333,7 @@ FUNCTION(stream_priority)
     ARGUMENTS("K", &stream);
     int priority = 0;
     CUresult result = cuda.cuStreamGetPriority(HANDLE(stream), &priority);
-    return result ? raise("cuStreamGetPriority", result) : PyLong_FromLong(priority);
+    return result ? cuda_raise("cuStreamGetPriority", result) : PyLong_FromLong(priority);
 }
 
 FUNCTION(copy)
@@ -413,7 +369,7 @@ FUNCTION(query)
         Py_RETURN_TRUE;
     if (result == TAKT_CUDA_NOT_READY)
         Py_RETURN_FALSE;
-    return raise("cuStreamQuery", result);
+    return cuda_raise("cuStreamQuery", result);
 }
 
 /* Waits without the GIL, off the hot path: asks every 50 µs, so that a device that hangs does not hang us. */
@@ -443,7 +399,7 @@ FUNCTION(create_event)
     ARGUMENTS("p", &timing);
     CUhandle event = NULL;
     CUresult result = cuda.cuEventCreate(&event, timing ? 0 : EVENT_DISABLE_TIMING);
-    return result ? raise("cuEventCreate", result) : NUMBER(event);
+    return result ? cuda_raise("cuEventCreate", result) : NUMBER(event);
 }
 
 FUNCTION(destroy_event)
@@ -467,7 +423,7 @@ FUNCTION(elapsed_ns)
     ARGUMENTS("KK", &start, &end);
     float ms = 0;
     CUresult result = cuda.cuEventElapsedTime(&ms, HANDLE(start), HANDLE(end));
-    return result ? raise("cuEventElapsedTime", result) : PyLong_FromLongLong((long long)((double)ms * 1e6));
+    return result ? cuda_raise("cuEventElapsedTime", result) : PyLong_FromLongLong((long long)((double)ms * 1e6));
 }
 
 /* Graphs ------------------------------------------------------------------------------------------------------- */
@@ -485,7 +441,7 @@ FUNCTION(end_capture)
     ARGUMENTS("K", &stream);
     CUhandle graph = NULL;
     CUresult result = cuda.cuStreamEndCapture(HANDLE(stream), &graph);
-    return result ? raise("cuStreamEndCapture", result) : NUMBER(graph);
+    return result ? cuda_raise("cuStreamEndCapture", result) : NUMBER(graph);
 }
 
 FUNCTION(graph_nodes)
@@ -494,7 +450,7 @@ FUNCTION(graph_nodes)
     ARGUMENTS("K", &graph);
     size_t count = 0;
     CUresult result = cuda.cuGraphGetNodes(HANDLE(graph), NULL, &count);
-    return result ? raise("cuGraphGetNodes", result) : PyLong_FromSize_t(count);
+    return result ? cuda_raise("cuGraphGetNodes", result) : PyLong_FromSize_t(count);
 }
 
 FUNCTION(instantiate)
@@ -506,7 +462,7 @@ FUNCTION(instantiate)
     Py_BEGIN_ALLOW_THREADS
     result = cuda.cuGraphInstantiate(&exec, HANDLE(graph), 0);
     Py_END_ALLOW_THREADS
-    return result ? raise("cuGraphInstantiate", result) : NUMBER(exec);
+    return result ? cuda_raise("cuGraphInstantiate", result) : NUMBER(exec);
 }
 
 FUNCTION(upload)
@@ -530,133 +486,21 @@ FUNCTION(destroy_exec)
     return none_or("cuGraphExecDestroy", cuda.cuGraphExecDestroy(HANDLE(exec)));
 }
 
-/* Launch ------------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    CUhandle exec, stream, event;
-    uint32_t *flag; /* pinned memory that the graph's last node sets to 1; NULL: the event tells */
-    int64_t timeout_ns;
-} Launch;
-
-/* The graph's last node writes the flag. The stream is asked now and then: it alone knows of errors. */
-static CUresult wait_for_flag(const Launch *self, int64_t until_ns)
+/* Breaks the context for good: a kernel that traps. For the self-test, in a process that is to be lost. */
+FUNCTION(trap)
 {
-    int64_t ask_ns = 0;
-    for (;;) {
-        for (int i = 0; i < 64; i++) {
-            if (__atomic_load_n(self->flag, __ATOMIC_ACQUIRE))
-                return TAKT_CUDA_SUCCESS;
-            relax();
-        }
-        int64_t now = now_ns();
-        if (now >= ask_ns) {
-            CUresult result = cuda.cuStreamQuery(self->stream);
-            if (result != TAKT_CUDA_NOT_READY)
-                return result;
-            ask_ns = now + QUERY_EVERY_NS;
-        }
-        if (now >= until_ns)
-            return TAKT_CUDA_TIMED_OUT;
-    }
+    static const char source[] = ".version 6.0\n.target sm_52\n.address_size 64\n.visible .entry taktd_trap()\n{\ntrap;\n}\n";
+    unsigned long long stream;
+    ARGUMENTS("K", &stream);
+    CUhandle image = NULL, function = NULL;
+    CUresult result = cuda.cuModuleLoadData(&image, source);
+    if (result)
+        return cuda_raise("cuModuleLoadData", result);
+    if ((result = cuda.cuModuleGetFunction(&function, image, "taktd_trap")))
+        return cuda_raise("cuModuleGetFunction", result);
+    return none_or("cuLaunchKernel",
+                   cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, HANDLE(stream), NULL, NULL));
 }
-
-static CUresult wait_for_event(CUhandle event, int64_t until_ns)
-{
-    CUresult result;
-    while ((result = cuda.cuEventQuery(event)) == TAKT_CUDA_NOT_READY) {
-        if (now_ns() >= until_ns)
-            return TAKT_CUDA_TIMED_OUT;
-        relax();
-    }
-    return result;
-}
-
-static PyObject *launch_call(PyObject *object, PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(keywords))
-{
-    Launch *self = (Launch *)object;
-    const char *call = "cuGraphLaunch";
-    CUresult result;
-    Py_BEGIN_ALLOW_THREADS
-    if (self->flag)
-        __atomic_store_n(self->flag, 0, __ATOMIC_RELEASE);
-    result = cuda.cuGraphLaunch(self->exec, self->stream);
-    if (!result && !self->flag) {
-        call = "cuEventRecord";
-        result = cuda.cuEventRecord(self->event, self->stream);
-    }
-    if (!result) {
-        int64_t until_ns = now_ns() + self->timeout_ns;
-        call = self->flag ? "cuStreamQuery" : "cuEventQuery";
-        result = self->flag ? wait_for_flag(self, until_ns) : wait_for_event(self->event, until_ns);
-    }
-    Py_END_ALLOW_THREADS
-    return none_or(call, result);
-}
-
-/* A graph between other work of a stream: launched, not waited for. */
-FUNCTION(launch)
-{
-    unsigned long long exec, stream;
-    ARGUMENTS("KK", &exec, &stream);
-    return none_or("cuGraphLaunch", cuda.cuGraphLaunch(HANDLE(exec), HANDLE(stream)));
-}
-
-/* Records the event and spins until it has passed. */
-FUNCTION(finish)
-{
-    unsigned long long event, stream;
-    long long timeout_ns;
-    ARGUMENTS("KKL", &event, &stream, &timeout_ns);
-    const char *call = "cuEventRecord";
-    CUresult result;
-    Py_BEGIN_ALLOW_THREADS
-    result = cuda.cuEventRecord(HANDLE(event), HANDLE(stream));
-    if (!result) {
-        call = "cuEventQuery";
-        result = wait_for_event(HANDLE(event), now_ns() + timeout_ns);
-    }
-    Py_END_ALLOW_THREADS
-    return none_or(call, result);
-}
-
-static int launch_init(PyObject *object, PyObject *arguments, PyObject *keywords)
-{
-    static char *names[] = {"exec", "stream", "event", "flag", "timeout_ns", NULL};
-    unsigned long long exec, stream, event, flag;
-    long long timeout_ns;
-    if (!loaded() || !PyArg_ParseTupleAndKeywords(arguments, keywords, "KKKKL", names, &exec, &stream, &event, &flag,
-                                                  &timeout_ns))
-        return -1;
-    if (!event && !flag) {
-        PyErr_SetString(PyExc_ValueError, "neither an event nor a flag tells when the launch has ended");
-        return -1;
-    }
-    Launch *self = (Launch *)object;
-    self->exec = HANDLE(exec);
-    self->stream = HANDLE(stream);
-    self->event = HANDLE(event);
-    self->flag = HANDLE(flag);
-    self->timeout_ns = timeout_ns;
-    return 0;
-}
-
-static void launch_free(PyObject *object)
-{
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_Free(object);
-    Py_DECREF(type);
-}
-
-static PyType_Slot launch_slots[] = {
-    {Py_tp_doc, "One graph launch and the wait for its end, in one call. Raises Error."},
-    {Py_tp_init, launch_init},
-    {Py_tp_dealloc, launch_free},
-    {Py_tp_call, launch_call},
-    {0, NULL},
-};
-
-static PyType_Spec launch_spec = {"taktd.drivers._cuda.Launch", sizeof(Launch), 0, Py_TPFLAGS_DEFAULT, launch_slots};
 
 #define METHOD(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
@@ -667,7 +511,7 @@ static PyMethodDef methods[] = {
     METHOD(destroy_stream), METHOD(stream_priority), METHOD(copy), METHOD(fill), METHOD(write_value), METHOD(query),
     METHOD(synchronize), METHOD(create_event), METHOD(destroy_event), METHOD(record), METHOD(elapsed_ns),
     METHOD(begin_capture), METHOD(end_capture), METHOD(graph_nodes), METHOD(instantiate), METHOD(upload),
-    METHOD(destroy_graph), METHOD(destroy_exec), METHOD(launch), METHOD(finish), {NULL, NULL, 0, NULL},
+    METHOD(destroy_graph), METHOD(destroy_exec), METHOD(trap), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
@@ -681,8 +525,8 @@ PyMODINIT_FUNC PyInit__cuda(void)
     if (!made)
         return NULL;
     error_type = PyErr_NewExceptionWithDoc("taktd.drivers._cuda.Error", "args: (name of the call, CUresult)", NULL, NULL);
-    PyObject *launch = PyType_FromSpec(&launch_spec);
-    if (!error_type || !launch || PyModule_AddObjectRef(made, "Error", error_type) ||
+    PyObject *launch = PyType_FromSpec(&cuda_launch_spec);
+    if (!error_type || !launch || PyModule_AddFunctions(made, cuda_launch_methods) || PyModule_AddObjectRef(made, "Error", error_type) ||
         PyModule_AddObjectRef(made, "Launch", launch) ||
         PyModule_AddIntConstant(made, "TIMED_OUT", TAKT_CUDA_TIMED_OUT)) {
         Py_DECREF(made);

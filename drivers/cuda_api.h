@@ -88,6 +88,10 @@ typedef struct { unsigned char bytes[16]; } CUuuid;
     X(cuEventRecord, (CUhandle, CUhandle)) \
     X(cuEventQuery, (CUhandle)) \
     X(cuEventElapsedTime, (float *, CUhandle, CUhandle)) \
+    X(cuModuleLoadData, (CUhandle *, const void *)) \
+    X(cuModuleGetFunction, (CUhandle *, CUhandle, const char *)) \
+    X(cuLaunchKernel, (CUhandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUhandle, void **, \
+                       void **)) \
     X(cuGraphInstantiate, (CUhandle *, CUhandle, unsigned long long)) \
     X(cuGraphUpload, (CUhandle, CUhandle)) \
     X(cuGraphLaunch, (CUhandle, CUhandle)) \

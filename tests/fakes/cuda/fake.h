@@ -73,6 +73,8 @@ enum {
     X(cuStreamIsCapturing, cuStreamIsCapturing) X(cuLaunchHostFunc, cuLaunchHostFunc) \
     X(cuEventCreate, cuEventCreate) X(cuEventDestroy, cuEventDestroy_v2) X(cuEventRecord, cuEventRecord) \
     X(cuEventQuery, cuEventQuery) X(cuEventSynchronize, cuEventSynchronize) X(cuEventElapsedTime, cuEventElapsedTime) \
+    X(cuModuleLoadData, cuModuleLoadData) X(cuModuleGetFunction, cuModuleGetFunction) \
+    X(cuModuleUnload, cuModuleUnload) X(cuLaunchKernel, cuLaunchKernel) \
     X(cuGraphInstantiate, cuGraphInstantiateWithFlags) X(cuGraphLaunch, cuGraphLaunch) \
     X(cuGraphUpload, cuGraphUpload) X(cuGraphGetNodes, cuGraphGetNodes) \
     X(cuGraphDestroy, cuGraphDestroy) X(cuGraphExecDestroy, cuGraphExecDestroy)
@@ -127,7 +129,7 @@ struct fake_observed {
     char names[CALLS_MAX][40];
 };
 
-enum op_kind { OP_COPY, OP_FILL, OP_HOST, OP_WRITE, OP_RECORD, OP_WAIT, OP_GRAPH };
+enum op_kind { OP_COPY, OP_FILL, OP_HOST, OP_WRITE, OP_RECORD, OP_WAIT, OP_GRAPH, OP_TRAP };
 
 struct op {
     enum op_kind kind;

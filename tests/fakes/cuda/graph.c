@@ -163,3 +163,44 @@ API CUresult cuGetErrorString(CUresult code, const char **text)
     *text = NULL;
     return leave(INVALID_VALUE);
 }
+
+/* Kernels ------------------------------------------------------------------------------------------------------ */
+
+/* The one kernel that is simulated is one that traps. */
+static char trapping_module, trapping_function;
+
+API CUresult cuModuleLoadData(void **module, const void *image)
+{
+    ENTER(cuModuleLoadData);
+    NEEDS_CONTEXT();
+    if (!strstr(image, "trap;"))
+        return leave(NOT_SUPPORTED);
+    *module = &trapping_module;
+    return leave(OK);
+}
+
+API CUresult cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    ENTER(cuModuleGetFunction);
+    if (module != &trapping_module || !name)
+        return leave(NOT_FOUND);
+    *function = &trapping_function;
+    return leave(OK);
+}
+
+API CUresult cuModuleUnload(void *module)
+{
+    ENTER(cuModuleUnload);
+    return leave(module == &trapping_module ? OK : INVALID_HANDLE);
+}
+
+API CUresult cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                            unsigned shared, CUstream stream, void **parameters, void **extra)
+{
+    ENTER(cuLaunchKernel);
+    NEEDS_CONTEXT();
+    (void)shared, (void)parameters, (void)extra;
+    if (function != &trapping_function || !gx || !gy || !gz || !bx || !by || !bz)
+        return leave(INVALID_VALUE);
+    return leave(push_op(stream, (struct op){.kind = OP_TRAP}));
+}

@@ -112,6 +112,7 @@ static CUresult run_op(struct fake_stream *stream, const struct op *op)
         op->event->passed = op->ticket ? op->ticket : op->event->recorded;
         op->event->time_ns = virtual_ns;
         break;
+    case OP_TRAP: result = LAUNCH_FAILED; break;
     case OP_WAIT: result = wait_for(op->event, op->ticket); break;
     case OP_GRAPH:
         result = run_ops(stream, &op->exec->ops);
