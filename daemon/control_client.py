@@ -27,17 +27,19 @@ class AnswerNo(Exception):
         self.hint = hint
 
 
-def ask(op: str, environment: Mapping[str, str] = os.environ, **arguments: Any) -> dict[str, Any]:
+def ask(
+    op: str, environment: Mapping[str, str] = os.environ, *, answer_s_max: float = ANSWER_S_MAX, **arguments: Any
+) -> dict[str, Any]:
     """The answer of one operation, without its "ok". Raises NobodyThere, AnswerNo."""
     path = control_socket_path(environment)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_S_MAX)
+            connection.settimeout(answer_s_max)
             connection.connect(os.fspath(path))
             connection.sendall(json.dumps({"op": op, **arguments}).encode() + b"\n")
             line = _line(connection)
     except (OSError, ValueError) as error:
-        raise NobodyThere(_explained(path, error)) from None
+        raise NobodyThere(_explained(path, error, answer_s_max)) from None
     answer: dict[str, Any] = json.loads(line)
     if not answer.pop("ok"):
         refusal = answer["error"]
@@ -57,7 +59,7 @@ def _line(connection: socket.socket) -> bytes:
     return bytes(data)
 
 
-def _explained(path: Path, error: Exception) -> str:
+def _explained(path: Path, error: Exception, answer_s_max: float) -> str:
     if isinstance(error, FileNotFoundError):
         return f"no daemon at {path}: the socket does not exist"
     if isinstance(error, ConnectionRefusedError):
@@ -65,5 +67,5 @@ def _explained(path: Path, error: Exception) -> str:
     if isinstance(error, PermissionError):
         return f"{path} can't be reached: permission denied"
     if isinstance(error, TimeoutError):
-        return f"the daemon at {path} did not answer within {ANSWER_S_MAX:g} s"
+        return f"the daemon at {path} did not answer within {answer_s_max:g} s"
     return f"the daemon at {path} did not answer: {getattr(error, 'strerror', None) or error}"

@@ -21,6 +21,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "models": ("taktd.daemon.cli.report:models", "Models: tensors, and what their engines were measured to cost."),
     "costs": ("taktd.daemon.cli.report:costs", "Measured costs, as check and simulate read them."),
     "reload": ("taktd.daemon.cli.report:reload", "Read the configuration again."),
+    "model": ("taktd.daemon.cli.model:model", "Versions of models: add, list, activate, rollback, remove."),
+    "fault": ("taktd.daemon.cli.fault:fault", "Make a simulated device fail."),
     "check": ("taktd.daemon.cli.check:check", "Judge a configuration; no daemon needed."),
     "simulate": ("taktd.daemon.cli.simulate:simulate", "Run a configuration in virtual time."),
     "bench": ("taktd.daemon.cli.bench:bench", "Measure round trips of a running taktd."),
@@ -29,6 +31,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "replay": ("taktd.daemon.cli.recording:replay", "Decide everything again: identical, or the first difference."),
     "why": ("taktd.daemon.cli.recording:why", "Why a job missed its deadline, in a sentence."),
     "trace": ("taktd.daemon.cli.recording:trace", "A recording as a timeline for Perfetto, or as a picture."),
+    "selftest": ("taktd.daemon.cli.selftest:selftest", "Try a GPU and taktd's use of it; a report to send."),
     "doctor": ("taktd.daemon.cli.doctor:doctor", "What on this machine costs determinism, and what to do."),
 }
 

@@ -1,0 +1,112 @@
+"""`taktctl model add|list|activate|rollback|remove`: versions of the models that the running taktd serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from taktd.daemon.cli.endings import NO, NOTHING_THERE, die
+from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
+
+__all__ = ["model"]
+
+CHANGE_S_MAX = 600.0  # a new engine is loaded, verified, measured and on probation meanwhile
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
+name_argument = click.argument("name")
+version_argument = click.argument("version", type=click.IntRange(min=1))
+
+
+def _ask(op: str, as_json: bool, **arguments: Any) -> dict[str, Any]:
+    try:
+        return ask(op, answer_s_max=CHANGE_S_MAX, **arguments)
+    except NobodyThere as error:
+        hint = "is taktd running? start it, or set TAKTD_RUNTIME_DIR to the folder it uses"
+        die(str(error), hint, code=NOTHING_THERE, as_json=as_json)
+    except AnswerNo as error:
+        die(str(error), error.hint, code=NO, as_json=as_json)
+
+
+def _change(op: str, as_json: bool, **arguments: Any) -> None:
+    answer = _ask(op, as_json, **arguments)
+    print(json.dumps(answer) if as_json else answer["message"])
+
+
+@click.group(name="model", no_args_is_help=True)
+def model() -> None:
+    """Versions of models: import, list, serve another one, go back.
+
+    For models that the configuration keeps as versions (`path: FOLDER, version: latest`).
+
+    Exit code 0: done; 1: refused, what was served is served; 2: unusable input; 3: no taktd.
+    """
+
+
+@model.command(name="add")
+@name_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path))
+@json_option
+def add(name: str, file: Path, as_json: bool) -> None:
+    """Import FILE (and its external data) as a new version of NAME. What is served does not change."""
+    _change("model.add", as_json, name=name, file=str(file))
+
+
+@model.command(name="list")
+@click.argument("name", required=False)
+@json_option
+def list_(name: str | None, as_json: bool) -> None:
+    """Versions of NAME, or of every model: which is active, which is served."""
+    answer = _ask("model.list", as_json, **({"name": name} if name else {}))
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _show(answer["models"])
+
+
+@model.command(name="activate")
+@name_argument
+@version_argument
+@json_option
+def activate(name: str, version: int, as_json: bool) -> None:
+    """Serve VERSION of NAME from now on, also after a restart."""
+    _change("model.activate", as_json, name=name, version=version)
+
+
+@model.command(name="rollback")
+@name_argument
+@json_option
+def rollback(name: str, as_json: bool) -> None:
+    """Serve the version of NAME that was active before."""
+    _change("model.rollback", as_json, name=name)
+
+
+@model.command(name="remove")
+@name_argument
+@version_argument
+@json_option
+def remove(name: str, version: int, as_json: bool) -> None:
+    """Delete VERSION of NAME, unless it is active or served. Its number is not used again."""
+    _change("model.remove", as_json, name=name, version=version)
+
+
+def _show(models: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("model", "version", "", "size", "from", "sha256"):
+        table.add_column(column, justify="right" if column in ("version", "size") else "left")
+    for entry in models:
+        if not entry["versions"]:
+            table.add_row(entry["name"], "-", "served", "", entry["path"], "")
+        for version in entry["versions"]:
+            marks = [word for word, given in (
+                ("active", version["active"]), ("served", version["version"] == entry["serving"]),
+                (version["problem"], version["problem"]),
+            ) if given]  # fmt: skip
+            table.add_row(entry["name"], str(version["version"]), ", ".join(marks), str(version["bytes"]),
+                          version["source"], version["sha256"][:12])  # fmt: skip
+    Console(highlight=False, markup=False).print(table)
