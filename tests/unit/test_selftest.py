@@ -1,0 +1,83 @@
+"""`taktctl selftest`: whole on the simulated GPU, honest everywhere else. What it measures there means nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.cuda import simulated
+from tests.fakes.cuda.simulated import Simulated
+from tests.fakes.tensorrt import stand_in
+
+
+def selftest(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "taktd.daemon.cli", "selftest", *arguments]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> dict[str, str]:
+    return {**simulated.environment(tmp_path, lazy_queries=0), "PYTHONPATH": str(stand_in.SITE)}
+
+
+def steps(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
+    return {step["name"]: step for step in json.loads(done.stdout)["steps"]}
+
+
+def test_without_a_device_it_is_skipped_with_exit_3(tmp_path: Path) -> None:
+    nowhere = {"LD_LIBRARY_PATH": str(tmp_path)}
+    if "libcuda.so.1" in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout:
+        pytest.skip("this machine has a CUDA driver")
+    done = selftest(nowhere, "--device", "gpu0")
+    assert done.returncode == 3
+    assert done.stdout.startswith("skipped: no CUDA device")
+    told = json.loads(selftest(nowhere, "--json").stdout)
+    assert told["skipped"] is True
+    assert told["passed"] is False
+
+
+def test_on_the_simulated_gpu_every_step_passes_and_it_says_simulated(gpu: dict[str, str]) -> None:
+    done = selftest(gpu, "--device", "gpu0", "--json", "--runs", "200")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["simulated"] is True
+    assert [s["outcome"] for s in report["steps"]] == ["passed"] * 9
+    found = steps(done)
+    assert found["a broken context in a process of its own"]["figures"]["trap"]["code"] == 719  # type: ignore[index]
+    assert set(found["completion by flag against event"]["figures"]) == {"flag", "event"}  # type: ignore[arg-type]
+    assert found["jitter over 200 runs"]["figures"]["runs"] == 200  # type: ignore[index]
+    text = selftest(gpu, "--runs", "10").stdout
+    assert text.startswith("A simulated driver: no figure here is a GPU's.")
+
+
+def test_without_tensorrt_the_engine_steps_are_skipped_with_the_reason(gpu: dict[str, str]) -> None:
+    done = selftest({**gpu, "PYTHONPATH": ""}, "--json", "--runs", "10")
+    assert done.returncode == 0, done.stderr
+    step = steps(done)["build and load the bundled model"]
+    assert step["outcome"] == "skipped"
+    assert "apt install python3-libnvinfer" in str(step["text"])
+
+
+def test_a_device_without_flags_says_so(gpu: dict[str, str]) -> None:
+    found = steps(selftest({**gpu, "FAKE_CUDA_MEM_OPS": "0"}, "--json", "--runs", "10"))
+    assert "completion is by event" in str(found["completion by flag against event"]["text"])
+
+
+def test_a_device_that_fails_its_probe_fails_the_test(gpu: dict[str, str], tmp_path: Path) -> None:
+    selftest(gpu, "--json", "--runs", "10")  # makes the control page
+    Simulated(tmp_path).inject("execute", simulated.ECC)
+    done = selftest(gpu, "--json")
+    assert done.returncode == 1
+    assert "ECC" in json.loads(done.stdout)["text"]
+
+
+def test_an_unknown_device_is_answered_with_those_that_are_there(gpu: dict[str, str]) -> None:
+    done = selftest(gpu, "--device", "GPU-12345678")
+    assert done.returncode == 3
+    assert "GPU-f0f1f2f3" in done.stdout
