@@ -59,7 +59,8 @@ def test_deaths_at_random_points_lose_and_double_nothing(members: Members, load:
     chance = random.Random(seed)
     owner = first(members)
     for _ in range(20):
-        following = standby(members)
+        # With a run that takes its time most kills hit a job that was begun; without, everything around it.
+        following = standby(members, Behaviour(run_ns=chance.choice((0, 200_000))))
         load.go(chance.randrange(1, 150))
         owner.kill()
         load.go(1)
