@@ -133,7 +133,7 @@ static int fail_shape(struct takt_lane *lane, const struct takt_tensor_entry *en
 	size_t used;
 
 	takt_lane_fail(lane, -EINVAL,
-		       "input \"%s\" of \"%s\": the shape must have %u dimensions, each at least 1 and at most",
+		       "input \"%s\" of \"%s\": the shape must have %u dimensions, each 0 or more and at most",
 		       entry->name, lane->layout.name, entry->rank);
 	for (uint32_t i = 0; i < entry->rank; i++) {
 		used = strlen(lane->error);
@@ -162,7 +162,7 @@ int takt_set_shape(takt_lane *lane, const char *name, const int64_t *dims, uint3
 	if (rank != entry->rank)
 		return fail_shape(lane, entry);
 	for (uint32_t i = 0; i < rank; i++)
-		if (dims[i] < 1 || dims[i] > entry->dims[i])
+		if (dims[i] < 0 || dims[i] > entry->dims[i])
 			return fail_shape(lane, entry);
 	memcpy(lane->shapes[index].dims, dims, rank * sizeof(*dims));
 	lane->shapes_set = 1;
