@@ -22,6 +22,8 @@ from taktd.daemon import config_messages
 from taktd.daemon.config_engines import Cost, NonFinite, SimulatedOutputs, Verify, Version, default_outputs
 from taktd.daemon.config_fallback import Fallbacks, fallback_errors
 from taktd.daemon.config_front_doors import Grpc, Http, HttpSetting, ZeroMq, ZeroMqSetting, default_grpc
+from taktd.daemon.config_gpu import FORM as GPU_FORM
+from taktd.daemon.config_gpu import GpuSetting, gpu_errors
 from taktd.daemon.config_messages import Setting, nearest, translated
 from taktd.daemon.config_values import (
     NAME,
@@ -126,7 +128,12 @@ class Device(Section):
     """One device, served by one executor."""
 
     name: Own
-    driver: Literal["cpu", "sim"] = Field(description="What the device is: `cpu`, or `sim` for a simulated one.")
+    driver: Literal["cpu", "cuda", "sim"] = Field(
+        description="What the device is: `cpu`, `cuda` for an NVIDIA GPU, or `sim` for a simulated one."
+    )
+    gpu: GpuSetting = Field(
+        default=None, description="With driver: cuda, which GPU and how engines are built for it; or just its UUID."
+    )
     cores: Annotated[tuple[Annotated[int, Field(ge=0, le=4095)], ...], AfterValidator(distinct)] = Field(
         default=(), description="Processor cores the executor is pinned to. Default: not pinned."
     )
@@ -156,12 +163,16 @@ class Device(Section):
     )
 
     @model_validator(mode="after")
-    def _simulated_only(self) -> Device:
+    def _of_its_driver(self) -> Device:
         problems = [
             Problem(key, "has no meaning here", "", "only with driver: sim", "add `driver: sim` or remove it")
             for key in ("cost", "outputs", "seed")
             if key in self.model_fields_set and self.driver != "sim"
         ]
+        if self.gpu is not None and self.driver != "cuda":
+            problems.append(Problem("gpu", "has no meaning here", "", "only with driver: cuda", "remove it"))
+        if self.gpu is None and self.driver == "cuda":
+            problems.append(Problem("gpu", "is missing", "", GPU_FORM, "`nvidia-smi -L` lists the UUIDs"))
         if problems:
             raise refuse_all(problems)
         return self
@@ -474,6 +485,7 @@ def _reference_errors(tree: Tree) -> Iterable[ConfigError]:
                     hint=nearest(found, known),
                 )
     yield from _crowded(tree, sections["loops"], list(sections["devices"]))
+    yield from gpu_errors(tree, sections["devices"])
     yield from fallback_errors(tree, list(sections["devices"]), list(sections["models"]), sections["loops"])
     if len(sections["devices"]) > 1:
         for name, item in sections["loops"].items():

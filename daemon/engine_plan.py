@@ -14,6 +14,13 @@ __all__ = ["driver_plan", "engine_rules"]
 
 def driver_plan(device: Device, state_folder: Path, *, allow_faults: bool) -> dict[str, Any]:
     """The ``driver`` of a plan, as ``taktd.engines.factory`` takes it."""
+    if device.gpu is not None:
+        gpu = device.gpu
+        return {
+            "kind": "cuda", "device": gpu.device, "runtime": gpu.runtime, "cache": str(state_folder / "engines"),
+            "workspace_bytes": gpu.workspace_bytes, "optimization_level": gpu.optimization_level,
+            "plugins": list(gpu.plugins), "build_limit_ns": gpu.build_limit_ns,
+        }  # fmt: skip
     if device.driver != "sim":
         return {"kind": device.driver}
     faults = None

@@ -71,7 +71,7 @@ def prepare(plan: dict[str, Any]) -> Prepared:
     room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
     rights = take_rights(room["cores"], room["priority"])
     prepared = Prepared(rights, {}, {}, 0)
-    open_engine = engine_opener(plan["driver"])
+    open_engine = engine_opener(plan["driver"], alone="prepare" not in plan)
     for name, model in models.items():
         prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
     prepared.measured = {

@@ -47,6 +47,7 @@ def identity(device: Device, model: Model, inspection: dict[str, Any]) -> str:
         "ground": ground(Tree(), frozenset(device.cores)),
         # A simulated engine costs what is declared; a look at the outputs costs a microsecond.
         "simulated": [device.cost, device.outputs.kind, device.seed] if device.driver == "sim" else None,
+        "gpu": device.gpu.model_dump(mode="json") if device.gpu else None,
         "non_finite": dict(sorted(model.non_finite.items())),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

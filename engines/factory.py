@@ -20,10 +20,11 @@ from taktd.engines.simulated import SimulatedEngine, SimulatedOptions
 __all__ = ["computes_the_model", "engine_opener"]
 
 
-def engine_opener(driver: Mapping[str, Any]) -> Callable[[EngineSpec], BuiltEngine]:
+def engine_opener(driver: Mapping[str, Any], *, alone: bool = True) -> Callable[[EngineSpec], BuiltEngine]:
     """``{"kind": "cpu"}``, ``{"kind": "cuda", "device": UUID, …}`` (``GpuOptions.of``), or ``{"kind": "sim", "faults":
     path or None, …}`` (``SimulatedOptions.of``).
 
+    ``alone``: no loop is served on this device meanwhile, so that an engine may be built on it.
     Raises ``EngineFailure`` where the device can't be opened; what is returned raises ``ModelRefused``.
     """
     match driver["kind"]:
@@ -38,20 +39,31 @@ def engine_opener(driver: Mapping[str, Any]) -> Callable[[EngineSpec], BuiltEngi
                 raise DeviceFailure(fault) from fault
             return lambda spec: SimulatedEngine(spec, device, options)
         case "cuda":
-            return _gpu_opener(driver)
+            return _gpu_opener(driver, alone)
         case other:
             raise ValueError(f"no engines for driver {other!r}: known are cpu, cuda, sim")
 
 
-def _gpu_opener(driver: Mapping[str, Any]) -> Callable[[EngineSpec], BuiltEngine]:
-    from taktd.engines.gpu import GpuOptions, open_engine, open_gpu  # a process without a GPU need not load this
+def _gpu_opener(driver: Mapping[str, Any], alone: bool) -> Callable[[EngineSpec], BuiltEngine]:
+    # Not loaded where there is no GPU.
+    from taktd.engines.gpu import GpuOptions, PlanMissing, build_missing, open_engine, open_gpu
 
     options = GpuOptions.of(driver)
     try:
         device = open_gpu(str(driver["device"]))
     except DeviceFault as fault:
         raise DeviceFailure(fault) from fault
-    return lambda spec: open_engine(spec, device, options)
+
+    def opened(spec: EngineSpec) -> BuiltEngine:
+        try:
+            return open_engine(spec, device, options)
+        except PlanMissing as missing:
+            if not alone or options.plan:
+                raise
+            build_missing(spec, device, options, missing.identity, limit_ns=driver["build_limit_ns"])
+        return open_engine(spec, device, options)
+
+    return opened
 
 
 def computes_the_model(driver: Mapping[str, Any]) -> bool:

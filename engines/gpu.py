@@ -1,7 +1,7 @@
 """Engines of a GPU as an executor opens them: which library, which plan, which device.
 
-Nothing is built here. Where the cache has no plan ``PlanMissing`` says which, and the supervisor builds it
-(``taktd.engines.plan_build``) while no admitted loop runs on that GPU. ``taktd.engines.factory`` is the caller.
+Where the cache has no plan ``PlanMissing`` says which. ``build_missing`` builds it, in a process of its own; the caller
+(``taktd.engines.factory``) does that only in an executor that serves nothing yet, on a GPU where no loop is served.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from taktd.drivers.cuda_probe import CudaInfo, probe
 from taktd.drivers.cuda_selection import select
 from taktd.engines.engine import BoundRun, BuiltEngine, EngineSpec
 from taktd.engines.errors import ModelRefused
+from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache, PlanIdentity, PlanRejected
 from taktd.engines.tensorrt import RUN_TIMEOUT_NS, TensorRtEngine
 from taktd.engines.tensorrt_build import WORKSPACE_BYTES, BuildRequest, profile_of
@@ -25,6 +26,7 @@ __all__ = [
     "URGENCY",
     "GpuOptions",
     "PlanMissing",
+    "build_missing",
     "build_request",
     "open_engine",
     "open_gpu",
@@ -148,6 +150,18 @@ def _cached(spec: EngineSpec, device: CudaDevice, library: Library, options: Gpu
     if found is None:
         raise PlanMissing(spec, identity, "")
     return found.plan
+
+
+def build_missing(
+    spec: EngineSpec, device: CudaDevice, options: GpuOptions, identity: PlanIdentity, *, limit_ns: int
+) -> None:
+    """Builds the plan into the cache, in a process of its own, and waits for it: before an executor serves anything.
+
+    What is in the cache under that name and can't be trusted is taken away first. Raises ``ModelRefused``, ``OSError``.
+    """
+    cache = PlanCache(Path(options.cache))
+    cache.remove(identity)
+    PlanBuild(build_request(spec, device.index, options), identity, cache, limit_ns=limit_ns).wait()
 
 
 def release(run: BoundRun) -> None:

@@ -176,7 +176,7 @@ def test_a_wrong_value_in_a_loop(tmp_path: Path, extra: str, key: str, what: str
         (BASE + "loop: {}", "loop", "known key", "mean loops"),
         ("devices: {}\n", "devices", "number of entries", ""),
         ("models: {}\n", "devices", "missing", ""),
-        ("devices: {c: {driver: cuda}}\n", "devices.c.driver", "choices", ""),
+        ("devices: {c: {driver: gpu}}\n", "devices.c.driver", "choices", ""),
         ("devices: {c: {driver: cpu, cores: [1, 1]}}\n", "devices.c.cores", "twice", ""),
         ("devices: {c: {driver: cpu, cores: [-1]}}\n", "devices.c.cores[0]", "not allowed", ""),
         ("devices: {c: {driver: cpu, priority: 99}}\n", "devices.c.priority", "not allowed", ""),

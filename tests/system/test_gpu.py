@@ -1,0 +1,48 @@
+"""A whole taktd whose GPU is simulated: the driver, and TensorRT's stand-in on it. No figure here is a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests import models
+from tests.fakes.cuda import simulated
+from tests.fakes.tensorrt import stand_in
+from tests.running import Running
+
+Start = Callable[..., Running]
+UUID = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> dict[str, str]:
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    return {**simulated.environment(folder, lazy_queries=0), "PYTHONPATH": str(stand_in.SITE)}
+
+
+def yaml(path: Path, gpu: str = UUID) -> str:
+    return f"""
+devices: {{gpu0: {{driver: cuda, gpu: "{gpu}"}}}}
+models: {{policy: {{path: "{path}"}}}}
+loops: {{walk: {{model: policy, period: 20ms}}}}
+"""
+
+
+def test_a_loop_is_served_by_the_gpu(taktd: Start, gpu: dict[str, str], tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "policy.onnx")
+    running = taktd(yaml(path), environment=gpu)
+    reference = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    with running.connect() as node, node.attach("walk") as lane:
+        for seed in range(20):
+            obs = np.random.default_rng(seed).standard_normal((1, 48)).astype(np.float32)
+            lane.inputs["obs"][:] = obs
+            reply = lane.infer()
+            assert reply.status == "ok"
+            np.testing.assert_allclose(lane.outputs["actions"], reference.run(None, {"obs": obs})[0], rtol=1e-5)
+    plans = list((running.state / "engines").glob("*.plan"))
+    assert len(plans) == 1
