@@ -59,7 +59,7 @@ def _one_dispatch(server: _core.Server, scheduler: Scheduler, recorder: Recorder
     server.expect(lane, slot, job.latest_start_ns)
     action = scheduler.decide(begun_ns)
     assert action.kind == START
-    server.begin(lane, slot, begun_ns, job.deadline_ns, job.arrival_ns + PERIOD_NS)
+    server.begin(lane, slot, begun_ns, job.deadline_ns, job.arrival_ns + PERIOD_NS, 0, job.cost_ns)
     ended_ns = server.end()
     server.complete(lane, slot, 0, 0, 1, 0, 0, ended_ns, job.deadline_ns)
     recorder.started(action.jobs, begun_ns)

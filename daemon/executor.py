@@ -19,6 +19,7 @@ import socket
 import sys
 from typing import Any, Final
 
+from taktd.daemon.awake import Awake
 from taktd.daemon.cause import NONE
 from taktd.daemon.duty import DutyLimiter, real_time_share_ppm
 from taktd.daemon.executor_lanes import LaneTable
@@ -75,7 +76,7 @@ class Executor:
         self.in_line = True  # some ledger is not ours, and may become so
         self.draining = False
         self.stopped = False
-        self._switches = 0
+        self._awake = Awake(server)
         self._control_due_ns = 0
         self._chore_since_ns = 0
         self._duty_due_ns = 0
@@ -134,7 +135,9 @@ class Executor:
             self._run_general(jobs, now_ns)
             return
         status = OK
-        self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns)
+        self.server.begin(
+            job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns, 0, job.cost_ns
+        )
         try:
             lane.runs[job.slot]()
         except EngineFailure as failure:
@@ -163,11 +166,8 @@ class Executor:
         self.recorder.finish(ended_ns, switched_out_ns)
 
     def _explain(self, jobs: tuple[Job, ...], started_ns: int, ended_ns: int) -> None:
-        """As ``_note``, for a dispatch that was late or too long: a thread that lost its core is the machine's
-        doing."""
-        switches = _core.switched_out()
-        self._note(jobs, started_ns, ended_ns, ended_ns - started_ns if switches != self._switches else 0)
-        self._switches = switches
+        """As ``_note``, for a dispatch that was late or too long: time without a core is the machine's doing."""
+        self._note(jobs, started_ns, ended_ns, min(self._awake.away_ns(), ended_ns - started_ns))
 
     def _complete(self, job: Job, status: int, ended_ns: int) -> None:
         lane = self.lanes[job.lane]
@@ -197,7 +197,8 @@ class Executor:
         status = OK
         lanes = [self.lanes[job.lane] for job in jobs]
         for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
-            self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns, more)
+            arrival_ns = job.arrival_ns + job.source.period_ns
+            self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns, arrival_ns, more, job.cost_ns)
         try:
             if len(jobs) > 1:
                 self.table.batch(lanes[0].engine.spec.model, len(jobs)).run(
@@ -237,7 +238,7 @@ class Executor:
         if now_ns >= self._duty_due_ns:
             self._duty_due_ns = now_ns + DUTY_EVERY_NS
             self.duty.update(now_ns, self.server.slept_ns())
-            self._switches = _core.switched_out()
+            self._awake.away_ns()
         yielding = self.duty.yielding
         spin_until_ns = 0 if yielding else self._spin_until_ns
         if predicted_ns and not yielding and self.spin_ns:

@@ -178,7 +178,7 @@ class Scheduler:
         job.release_ns = job.arrival_ns = release_ns
         job.own_deadline_ns = job.deadline_ns = deadline_ns
         job.early = job.stale = job.late = job.overrun = False
-        job.started_ns = job.ended_ns = job.cause = job.cause_detail = 0
+        job.started_ns = job.ended_ns = job.away_ns = job.cause = job.cause_detail = 0
         job.latest_start_ns = NEVER
         source.submitted += 1
         if not source.is_loop:
@@ -250,6 +250,7 @@ class Scheduler:
         first = jobs[0]
         source = first.source
         overrun = now_ns - first.started_ns > self._running_cost_ns
+        first.away_ns = switched_out_ns
         for job in jobs:
             job.ended_ns = now_ns
             job.source.completed += 1

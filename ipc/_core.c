@@ -291,6 +291,17 @@ static PyObject *core_switched_out(PyObject *module, PyObject *ignored)
 	return PyLong_FromLong(usage.ru_nivcsw);
 }
 
+static PyObject *core_thread_cpu_ns(PyObject *module, PyObject *ignored)
+{
+	struct timespec used;
+
+	(void)module;
+	(void)ignored;
+	if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) < 0)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	return PyLong_FromUnsignedLongLong((uint64_t)used.tv_sec * 1000000000u + (uint64_t)used.tv_nsec);
+}
+
 static PyMethodDef functions[] = {
 	{"now", core_now, METH_NOARGS, NULL},
 	{"create_lane", (PyCFunction)(void (*)(void))takt_py_create_lane, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -304,6 +315,7 @@ static PyMethodDef functions[] = {
 	{"lock_memory", core_lock_memory, METH_NOARGS, NULL},
 	{"realtime", core_realtime, METH_VARARGS, NULL},
 	{"switched_out", core_switched_out, METH_NOARGS, NULL},
+	{"thread_cpu_ns", core_thread_cpu_ns, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

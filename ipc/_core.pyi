@@ -150,6 +150,10 @@ def lock_memory() -> int:
 def realtime(priority: int, core: int) -> None:
     """SCHED_FIFO for the calling thread (0: leave it) on one core (-1: leave it)."""
 
+def thread_cpu_ns() -> int:
+    """Time that the calling thread has had a core (CLOCK_THREAD_CPUTIME_ID), where the kernel knows without what a
+    hypervisor took."""
+
 def switched_out() -> int:
     """How often the calling thread has lost its core against its will."""
 
@@ -262,12 +266,20 @@ class Server:
         """Actual shapes of all outputs of a job on a lane with dynamic shapes; call before complete()."""
 
     def begin(
-        self, lane: int, slot: int, now_ns: int, deadline_ns: int = 0, next_arrival_ns: int = 0, more: int = 0
+        self,
+        lane: int,
+        slot: int,
+        now_ns: int,
+        deadline_ns: int = 0,
+        next_arrival_ns: int = 0,
+        more: int = 0,
+        cost_ns: int = 0,
     ) -> None:
         """Record that a job starts, and the absolute deadline it is judged by (0: as recorded when it was taken).
 
         Until end() the server may be the watch's: call nothing else, but begin() for further jobs of the same run after
-        more=1. next_arrival_ns: before which the lane's loop has no further nominal arrival (0: no loop).
+        more=1. next_arrival_ns: before which the lane's loop has no further nominal arrival (0: no loop). cost_ns: what
+        the run was reckoned with (0: not known), for the watch to name who is to blame.
         """
 
     def end(self) -> int:

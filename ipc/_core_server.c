@@ -202,15 +202,16 @@ static PyObject *server_unfinished(PyObject *self, PyObject *const *args, Py_ssi
 static PyObject *server_begin(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
 	struct takt_server *server = enter(self);
-	uint64_t now_ns, deadline_ns = 0, next_arrival_ns = 0;
+	uint64_t now_ns, deadline_ns = 0, next_arrival_ns = 0, cost_ns = 0;
 	uint32_t lane, slot, more = 0;
 
-	if (!server || takt_py_arguments("begin", count, 3, 6) < 0 || takt_py_u32(args[0], &lane) < 0 ||
+	if (!server || takt_py_arguments("begin", count, 3, 7) < 0 || takt_py_u32(args[0], &lane) < 0 ||
 	    takt_py_u32(args[1], &slot) < 0 || takt_py_u64(args[2], &now_ns) < 0 ||
 	    (count > 3 && takt_py_u64(args[3], &deadline_ns) < 0) ||
-	    (count > 4 && takt_py_u64(args[4], &next_arrival_ns) < 0) || (count > 5 && takt_py_u32(args[5], &more) < 0))
+	    (count > 4 && takt_py_u64(args[4], &next_arrival_ns) < 0) || (count > 5 && takt_py_u32(args[5], &more) < 0) ||
+	    (count > 6 && takt_py_u64(args[6], &cost_ns) < 0))
 		return NULL;
-	if (takt_server_begin(server, lane, slot, now_ns, deadline_ns, next_arrival_ns, (int)more) < 0)
+	if (takt_server_begin(server, lane, slot, now_ns, deadline_ns, next_arrival_ns, (int)more, cost_ns) < 0)
 		return no_such_job(lane, slot);
 	Py_RETURN_NONE;
 }

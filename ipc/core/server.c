@@ -459,7 +459,7 @@ int takt_server_runs_late(struct takt_server *server, uint32_t index)
 }
 
 int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns,
-		      uint64_t next_arrival_ns, int more)
+		      uint64_t next_arrival_ns, int more, uint64_t cost_ns)
 {
 	struct takt_served *lane = takt_server_lane(server, index);
 
@@ -471,7 +471,7 @@ int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot,
 	lane->next_arrival_ns = next_arrival_ns;
 	if (!more) {
 		takt_server_running(server, now_ns, lane->budget_ns != 0 ? lane->budget_ns : TAKT_BUDGET_UNKNOWN_NS);
-		takt_watch_begin(server, index, now_ns);
+		takt_watch_begin(server, index, now_ns, cost_ns);
 	}
 	return 0;
 }

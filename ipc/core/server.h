@@ -263,9 +263,9 @@ uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, str
 /* The job can't make its deadline if it has not started by hopeless_ns (0: never mind): for the watch. */
 int takt_server_expect(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t hopeless_ns);
 /* A run begins: until takt_server_end the watch may answer other jobs. next_arrival_ns: of the lane's loop, 0: none.
- * more: further jobs of the same run follow; it begins with the last. */
+ * more: further jobs of the same run follow; it begins with the last. cost_ns: as reckoned with, 0: not known. */
 int takt_server_begin(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns,
-		      uint64_t next_arrival_ns, int more);
+		      uint64_t next_arrival_ns, int more, uint64_t cost_ns);
 void takt_server_end(struct takt_server *server);
 int takt_server_complete(struct takt_server *server, uint32_t lane, uint32_t slot, const struct takt_verdict *verdict);
 int takt_server_wait(struct takt_server *server, uint64_t until_ns, uint64_t spin_until_ns); /* TAKT_WOKE_*; 0: a signal */
@@ -317,7 +317,7 @@ static inline void takt_server_running(const struct takt_server *server, uint64_
 /* watch.c. cores NULL: wherever the caller runs; priority 0: SCHED_OTHER. */
 int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *cores);
 void takt_watch_stop(struct takt_server *server);
-void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns);
+void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns, uint64_t cost_ns);
 void takt_watch_end(struct takt_server *server);
 uint32_t takt_watch_collect(struct takt_server *server, struct takt_job *jobs);
 void takt_watch_forget(struct takt_server *server, uint32_t lane); /* what it found there and poll has not handed out */

@@ -40,6 +40,10 @@ struct takt_watch {
 	uint32_t stop;
 	uint32_t running_lane;
 	uint64_t run_started_ns;
+	uint64_t run_cost_ns;  /* what the run was reckoned with; 0: not known */
+	clockid_t run_clock;   /* time that the executor's thread has had a core */
+	uint64_t looked_ns;    /* first look at this run, and what run_clock said; 0: none yet */
+	uint64_t looked_cpu_ns;
 	uint32_t stashed;
 	struct takt_job stash[TAKT_POLL_ENTRIES_MAX];
 };
@@ -78,15 +82,40 @@ static void take_new(struct takt_watch *watch, uint64_t now_ns)
 	watch->stashed += count;
 }
 
+static uint64_t run_cpu_ns(const struct takt_watch *watch)
+{
+	struct timespec used = {0};
+
+	clock_gettime(watch->run_clock, &used);
+	return (uint64_t)used.tv_sec * 1000 * TAKT_NS_PER_MS + (uint64_t)used.tv_nsec;
+}
+
+/* Why a job was lost behind the run: the run is what was admitted; or longer, by itself or because its thread has had no
+ * core. Half of the excess is enough for that: a first look comes some time after the start. */
+static void blame(const struct takt_watch *watch, uint64_t now_ns, struct takt_verdict *verdict)
+{
+	uint64_t ran_ns = now_ns - watch->run_started_ns, away_ns = now_ns - watch->looked_ns, had_ns;
+
+	verdict->cause = TAKT_CAUSE_BLOCKED_BY;
+	verdict->cause_detail = watch->running_lane;
+	if (watch->run_cost_ns == 0 || ran_ns <= watch->run_cost_ns)
+		return;
+	had_ns = run_cpu_ns(watch) - watch->looked_cpu_ns;
+	away_ns = away_ns > had_ns ? away_ns - had_ns : 0;
+	if (2 * away_ns < ran_ns - watch->run_cost_ns) {
+		verdict->cause = TAKT_CAUSE_OVERRUN;
+		return;
+	}
+	verdict->cause = TAKT_CAUSE_MACHINE;
+	verdict->cause_detail = 0;
+}
+
 static void answer_hopeless(struct takt_watch *watch, struct takt_served *lane, uint64_t now_ns)
 {
 	for (uint64_t left = lane->pending; left != 0; left &= left - 1) {
 		uint32_t slot = (uint32_t)__builtin_ctzll(left);
 		struct takt_ledger_slot *taken = &lane->ledger->slots[slot];
-		struct takt_verdict verdict = {.status = TAKT_EXPIRED,
-					       .cause = TAKT_CAUSE_BLOCKED_BY,
-					       .cause_detail = watch->running_lane,
-					       .ended_ns = now_ns};
+		struct takt_verdict verdict = {.status = TAKT_EXPIRED, .ended_ns = now_ns};
 
 		if (taken->started_ns != 0 || lane->hopeless_ns[slot] == 0 || lane->hopeless_ns[slot] >= now_ns)
 			continue;
@@ -95,6 +124,7 @@ static void answer_hopeless(struct takt_watch *watch, struct takt_served *lane, 
 		watch->stash[watch->stashed++] = (struct takt_job){
 			.sequence = taken->sequence, .deadline_ns = taken->deadline_ns, .release_ns = taken->release_ns,
 			.lane = lane->index, .slot = slot, .flags = TAKT_JOB_ANSWERED};
+		blame(watch, now_ns, &verdict);
 		takt_server_complete(watch->server, lane->index, slot, &verdict);
 	}
 }
@@ -106,6 +136,10 @@ static void look(struct takt_watch *watch)
 
 	if (now_ns < watch->run_started_ns + TAKT_WATCH_AFTER_NS)
 		return;
+	if (watch->looked_ns == 0) {
+		watch->looked_ns = now_ns;
+		watch->looked_cpu_ns = run_cpu_ns(watch);
+	}
 	take_new(watch, now_ns);
 	for (uint32_t i = 0; i < server->lane_limit; i++)
 		if (server->lanes[i] && server->lanes[i]->pending != 0)
@@ -189,6 +223,8 @@ int takt_watch_start(struct takt_server *server, int priority, const cpu_set_t *
 	if (!watch)
 		return -ENOMEM;
 	watch->server = server;
+	if (pthread_getcpuclockid(pthread_self(), &watch->run_clock) != 0)
+		watch->run_clock = CLOCK_MONOTONIC; /* then nothing is put down to the machine */
 	rc = takt_thread_start(&watch->thread, priority, cores, watch_main, watch);
 	if (rc < 0) {
 		free(watch);
@@ -212,7 +248,7 @@ void takt_watch_stop(struct takt_server *server)
 	free(watch);
 }
 
-void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns)
+void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns, uint64_t cost_ns)
 {
 	struct takt_watch *watch = server->watch;
 
@@ -221,6 +257,8 @@ void takt_watch_begin(struct takt_server *server, uint32_t lane, uint64_t now_ns
 		return;
 	watch->running_lane = lane;
 	watch->run_started_ns = now_ns;
+	watch->run_cost_ns = cost_ns;
+	watch->looked_ns = 0;
 	__atomic_store_n(&watch->run, RUN_RUNNING, __ATOMIC_RELEASE); /* everything before the run is seen by the watch */
 	takt_dekker_fence(); /* run before parked; the watch: parked before run */
 	if (__atomic_load_n(&watch->parked, __ATOMIC_RELAXED)) {

@@ -16,14 +16,14 @@ def two_loops(**fields):
     return scheduler
 
 
-def run_long_then_short(long_ns, short_ns, *, short_release_ns=START_NS + 1, idle_ns=0, **finish):
+def run_long_then_short(long_ns, short_ns, *, short_release_ns=START_NS + 1, idle_ns=0, long_away_ns=0, **finish):
     """The long loop's job runs first; the short one's is released 1 ns later, has 4 ms, and misses."""
     scheduler = two_loops(on_late_run=True)
     scheduler.submit(0, 1, 0, START_NS, 0, START_NS)
     scheduler.decide(START_NS)
     job = scheduler.submit(1, 1, 0, short_release_ns, 0, short_release_ns)
     now_ns = START_NS + long_ns
-    scheduler.finish(now_ns)
+    scheduler.finish(now_ns, long_away_ns)
     now_ns += idle_ns
     scheduler.decide(now_ns)
     now_ns += short_ns
@@ -46,6 +46,11 @@ def test_the_overrun_of_the_one_before():
 
 def test_time_off_the_core_is_the_machines():
     assert run_long_then_short(1 * MS, 4 * MS, switched_out_ns=3 * MS) == (cause.MACHINE, 0)
+
+
+def test_time_that_the_one_before_had_no_core_is_the_machines_too():
+    assert run_long_then_short(5 * MS, 1 * MS, long_away_ns=2 * MS) == (cause.MACHINE, 0)
+    assert run_long_then_short(5 * MS, 1 * MS, long_away_ns=MS // 2) == (cause.OVERRUN, 0)
 
 
 def test_an_idle_device_is_a_late_wakeup():

@@ -90,6 +90,43 @@ def test_a_loops_job_is_judged_by_the_latest_deadline_it_can_have(daemon: Daemon
     daemon.server.end()
 
 
+OVERRUN, MACHINE = 2, 7
+
+
+@pytest.mark.parametrize(
+    ("busy", "cost_ns", "cause"),
+    [(True, 0, BLOCKED_BY), (True, 60_000 * MS, BLOCKED_BY), (True, MS, OVERRUN), (False, MS, MACHINE)],
+)
+def test_a_run_within_its_cost_blocks_and_a_longer_one_is_to_blame_unless_it_had_no_core(
+    daemon: Daemon, busy: bool, cost_ns: int, cause: int
+) -> None:
+    running, other = daemon.add(0, raw.MODEL), daemon.add(1, raw.MODEL)
+    running.submit()
+    (job,) = daemon.server.poll(_core.now())
+    daemon.server.begin(0, job[2], _core.now(), 0, 0, 0, cost_ns)
+    other.submit(deadline_ns=_core.now() + 200 * MS)
+    other.u32(raw.CLIENT_WAITING, 2)
+    until_ns = _core.now() + 30_000 * MS
+    # A busy thread is what an engine looks like to the watch; one that sleeps looks like one without a core.
+    while not select.select([other.wake], [], [], 0 if busy else 30)[0]:
+        assert _core.now() < until_ns
+    (answer,) = other.completions()
+    assert (answer["status"], answer["cause"]) == (raw.EXPIRED, cause)
+    daemon.server.end()
+
+
+def test_loops_whose_late_jobs_run_are_left_alone(daemon: Daemon) -> None:
+    running, other = daemon.add(0, raw.MODEL), daemon.add(1, raw.LOOP, period_ns=MS, deadline_ns=MS)
+    daemon.server.runs_late(1)
+    running.submit()
+    run_begins(daemon, 0)
+    other.submit()
+    assert not select.select([other.wake], [], [], 0.05)[0]
+    daemon.server.end()
+    ((lane, *_rest),) = daemon.server.poll(_core.now())
+    assert lane == 1
+
+
 def test_a_job_that_can_still_make_it_is_left_alone(daemon: Daemon) -> None:
     busy, patient, doomed = (daemon.add(lane, raw.MODEL) for lane in range(3))
     for client in (busy, patient, doomed):

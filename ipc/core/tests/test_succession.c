@@ -100,7 +100,7 @@ static void complete(struct takt_server *server, uint32_t slot)
 {
 	struct takt_verdict verdict = {.ended_ns = takt_clock_ns()};
 
-	CHECK(takt_server_begin(server, 0, slot, verdict.ended_ns, 0, 0, 0) == 0);
+	CHECK(takt_server_begin(server, 0, slot, verdict.ended_ns, 0, 0, 0, 0) == 0);
 	takt_server_end(server);
 	CHECK(takt_server_complete(server, 0, slot, &verdict) == 0);
 }
