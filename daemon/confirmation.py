@@ -1,8 +1,8 @@
 """Whether C, measured before, holds in the first seconds of serving.
 
-Measuring runs an engine alone; serving brings clients, other engines' code in the caches, a clock that went down. So the
-first jobs of each loop are compared with what was promised for them: too many that ran beyond C, and the device is not
-certified any more. Pure; served_device.py brings the counters.
+Measuring runs an engine alone; serving brings clients, other engines' code in the caches, a clock that went down. So
+the first jobs of each loop are compared with what was promised for them: too many that ran beyond C, and the device is
+not certified any more. Pure; served_device.py brings the counters.
 """
 
 from __future__ import annotations
