@@ -164,8 +164,10 @@ class LaneTable:
 
     def _take_out(self, index: int) -> int:
         """The client is gone: queued jobs never reach the device. Returns how many jobs were dropped."""
-        if self.lanes.pop(index, None) is None:
+        lane = self.lanes.pop(index, None)
+        if lane is None:
             return 0
+        lane.close()
         if self._scheduler.knows(index):
             self._scheduler.remove(index)
             self._recorder.remove(index, _core.now())
@@ -234,7 +236,7 @@ class LaneTable:
         enlisted = self._enlist(ledger, lane)
         now_ns = _core.now()
         resumed = lost = 0
-        for sequence, slot, deadline_ns, release_ns in self._server.unfinished(lane.lane):
+        for sequence, slot, deadline_ns, release_ns in sorted(self._server.unfinished(lane.lane)):
             if not enlisted or 0 < deadline_ns < now_ns:
                 self._server.complete(lane.lane, slot, LOST, 0, NO_PATH, NO_CAUSE, 0, now_ns, deadline_ns)
                 lost += 1
@@ -304,6 +306,7 @@ class LaneTable:
         for ledger in self.ledgers.values():
             if ledger.owned:
                 for lane in self._lanes_of(ledger):
+                    lane.close()
                     self._server.remove(lane.lane, status)
         self.lanes.clear()
 
