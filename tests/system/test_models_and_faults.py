@@ -1,0 +1,193 @@
+"""A real daemon with a simulated device and models as versions: faults, verification, the store, from outside."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from tests.conftest import Start
+from tests.running import Running
+
+YAML = """\
+devices: {{sim0: {{driver: sim, cost: 200us, seed: 3{device}}}}}
+models:
+  go1: {{path: {folder}/store/go1, version: {version}{model}}}
+loops:
+  walk: {{model: go1, device: sim0, period: 20ms, budget: 2ms, on_late: run}}
+admission: {{on_refusal: uncertified}}
+{top}
+"""
+
+
+def yaml(folder: Path, version: str = "latest", device: str = "", model: str = "", top: str = "") -> str:
+    models.identity(folder / "store/go1/1/model.onnx", (4,))
+    return YAML.format(folder=folder, version=version, device=device, model=model, top=top)
+
+
+def inject(running: Running, *arguments: str) -> dict[str, object]:
+    done = running.taktctl("fault", "inject", "sim0", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_each_fault_is_what_the_client_sees(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(yaml(tmp_path, model=", non_finite: {y: forbid}", top="allow_faults: true"))
+    with running.connect() as node, node.attach("walk") as lane:
+
+        def infer() -> str:
+            lane.inputs["x"][:] = [1, 2, 3, 4]
+            return str(lane.infer(timeout_us=5e6).status)
+
+        assert infer() == "ok"
+        np.testing.assert_array_equal(lane.outputs["y"], [1, 2, 3, 4])
+        for kind in ("oom", "error", "nan"):
+            inject(running, kind)
+            assert infer() == "failed", kind
+            assert infer() == "ok", kind
+        assert inject(running, "slow=30x")["runs"] == 0
+        reply = lane.infer(timeout_us=5e6)
+        assert reply.ok
+        assert reply.overrun
+        inject(running, "none")
+        assert infer() == "ok"
+        inject(running, "lost")
+        assert [infer(), infer()] == ["failed", "failed"], "lost is lost for the whole process"
+    assert running.taktctl_json("fault", "list")["faults"] == [
+        {"device": "sim0", "kind": "lost", "factor": 1, "runs": 1}
+    ]
+    assert "NaN" in running.log
+
+
+def test_a_hanging_engine_does_not_keep_the_daemon_from_stopping(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(yaml(tmp_path, top="allow_faults: true"))
+    with running.connect() as node, node.attach("walk") as lane:
+        inject(running, "hang")
+        assert lane.infer(timeout_us=300_000).status == "pending"
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (["fault", "inject", "sim0", "oom"], 1, "not allowed"),
+        (["fault", "inject", "sim0", "lightning"], 2, "is no fault"),
+        (["fault", "inject", "sim0", "oom", "--runs", "-1"], 2, "not in the range"),
+        (["fault", "inject", "sim0"], 2, "Missing argument"),
+        (["model", "activate", "go1", "9"], 1, "no version 9"),
+        (["model", "activate", "go1", "x"], 2, "not a valid integer"),
+        (["model", "activate", "go2", "1"], 1, "no model"),
+        (["model", "add", "go1", "/none/x.onnx"], 2, "does not exist"),
+        (["model", "add", "go1", "/etc/hostname"], 1, "no ONNX model"),
+        (["model", "rollback", "go1"], 1, "no version to go back to"),
+        (["model", "remove", "go1", "1"], 1, "in use"),
+        (["model", "list", "go2"], 1, "no model"),
+    ],
+)
+def test_bad_input_to_the_commands(one_daemon: Running, arguments: list[str], code: int, what: str) -> None:
+    done = one_daemon.taktctl(*arguments)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert what in done.stderr
+
+
+@pytest.fixture(scope="module")
+def one_daemon(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("one")
+    running = Running(folder, yaml(folder))
+    running.start().await_ready()
+    yield running
+    running.close()
+
+
+def test_versions_from_outside(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(yaml(tmp_path))
+    new = models.identity(tmp_path / "new.onnx", (6,))
+    assert "version 2" in running.taktctl("model", "add", "go1", str(new)).stdout
+    [entry] = running.taktctl_json("model", "list", "go1")["models"]
+    assert [(v["version"], v["active"]) for v in entry["versions"]] == [(1, True), (2, False)]
+    assert entry["serving"] == 1
+    assert "new.onnx" in running.taktctl("model", "list").stdout
+    assert running.taktctl("model", "remove", "go1", "2").returncode == 0
+    assert not (tmp_path / "store/go1/2").exists()
+
+
+def test_without_a_daemon_there_is_nothing_to_ask(tmp_path: Path) -> None:
+    folder = tmp_path / "nobody"
+    folder.mkdir()
+    running = Running(folder, yaml(folder))
+    try:
+        for arguments in (["model", "list"], ["model", "rollback", "go1"], ["fault", "inject", "sim0", "oom"]):
+            assert running.taktctl(*arguments).returncode == 3
+    finally:
+        running.close()
+
+
+def ended(taktd: Start, text: str) -> str:
+    """The log of a daemon that refused to start."""
+    running = taktd(text, wait=False)
+    assert running.process.wait(30) == 78
+    return running.log
+
+
+def test_a_version_that_does_not_exist_is_refused_at_start(taktd: Start, tmp_path: Path) -> None:
+    log = ended(taktd, yaml(tmp_path, version="7"))
+    assert "model go1: there is no version 7" in log
+    assert "to do: there are 1" in log
+
+
+def test_a_version_that_was_changed_on_disk_is_refused_at_start(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(yaml(tmp_path))
+    running.taktctl("model", "add", "go1", str(models.identity(tmp_path / "new.onnx", (6,))))
+    assert running.stop() == 0
+    file = tmp_path / "store/go1/2/model.onnx"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    log = ended(lambda *a, **k: taktd(*a, name="again", **k), yaml(tmp_path, version="2"))
+    assert "is not what was imported" in log
+
+
+def test_an_engine_that_computes_something_else_is_refused_with_numbers(taktd: Start, tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", x=np.ones((1, 4), np.float32), y=np.full((1, 4), 2, np.float32))
+    log = ended(
+        taktd, yaml(tmp_path, device=", outputs: onnx", model=f", verify: {{samples: {tmp_path}/g.npz, atol: 0.5}}")
+    )
+    assert "the engine of model 'go1' does not compute what the model says" in log
+    assert "1.0 in y[0] of sample 0, expected 2.0, 1 apart" in log
+    assert "0.5 + 0.001 x |expected|" in log
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [(", non_finite: {z: forbid}", "no output 'z'"), (", verify: {samples: none.npz}", "can't be used")],
+)
+def test_rules_that_do_not_fit_the_model_are_refused(taktd: Start, tmp_path: Path, model: str, what: str) -> None:
+    assert what in ended(taktd, yaml(tmp_path, device=", outputs: onnx", model=model))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system: needs root")
+def test_a_full_disk_during_an_import(taktd: Start, tmp_path: Path) -> None:
+    small = tmp_path / "store"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this container may not mount")
+    try:
+        running = taktd(yaml(tmp_path))
+        large = models.mlp(tmp_path / "large.onnx", (48, 512, 12))
+        done = running.taktctl("model", "add", "go1", str(large))
+        assert done.returncode == 1
+        assert os.strerror(errno.ENOSPC).lower() in done.stderr
+        assert "make room" in done.stderr
+        assert sorted(p.name for p in (small / "go1").iterdir()) == ["1"]
+        with running.connect() as node, node.attach("walk") as lane:
+            assert lane.infer().ok
+        assert running.stop() == 0
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=False)
