@@ -107,7 +107,7 @@ class Gateway:
         if op == "configure":
             self._configure(message)
         elif op == "model" and self._backend is not None:
-            self._backend.add(model_from(message), (descriptors[0], message["block"]))
+            self._backend.add(model_from(message), (descriptors[0], message["block"]), message["uids"], message["gids"])
         elif op == "serve":
             task = self._loop.create_task(self._serve())
             self._tasks.add(task)

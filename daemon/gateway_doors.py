@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+import zmq
 
+from taktd.daemon.gateway_zmq import ZmqDoors
 from taktd.daemon.lane_backend import LaneBackend
 from taktd.ipc import _core
 from taktd.ipc.grpc.server import Bounds, GrpcServer, ListenFailed
@@ -37,12 +39,24 @@ class Doors:
 
     def __init__(self, backend: LaneBackend, configured: Message, limits: Limits) -> None:
         self._backend, self._configured, self._limits = backend, configured, limits
+        self._zmq: ZmqDoors | None = None
         self._grpc: list[GrpcServer] = []
         self._paths: list[tuple[Path, int]] = []  # sockets of ours and their inodes
 
     async def open(self) -> list[Message]:
         """Listen everywhere; what is listened at. Raises DoorRefused."""
-        return [await self._open_grpc(listener) for listener in self._configured["grpc"]]
+        doors = [await self._open_grpc(listener) for listener in self._configured["grpc"]]
+        if self._configured["zmq"]["on"]:
+            doors += self._open_zmq()
+        return doors
+
+    def _open_zmq(self) -> list[Message]:
+        runtime, bytes_max = Path(self._configured["runtime"]), self._limits.message_bytes
+        self._zmq = ZmqDoors(self._backend, self._configured["zmq"], runtime, bytes_max, refuse_if_taken)
+        try:
+            return self._zmq.open()
+        except (OSError, ValueError, zmq.ZMQError) as error:
+            raise DoorRefused(f"ZeroMQ can't listen: {error}; choose another address, or `zmq: off`") from None
 
     # ---- gRPC ----
 
@@ -74,11 +88,15 @@ class Doors:
 
     def publish(self, topic: str, event: Message) -> None:
         """An event for whoever subscribes."""
+        if self._zmq is not None:
+            self._zmq.publish(topic, event)
 
     def counters(self) -> Message:
-        return {}
+        return self._zmq.counters() if self._zmq is not None else {}
 
     async def close(self) -> None:
+        if self._zmq is not None:
+            self._zmq.close()
         for server in self._grpc:
             await server.stop(GRACE_S)
         for path, inode in self._paths:

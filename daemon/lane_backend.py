@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -50,6 +51,7 @@ class LaneBackend:
         self.charges = charges
         self._lanes_max, self._attach = lanes_max, attach
         self._models: dict[str, Model] = {}
+        self._allowed: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
         self._blocks: dict[str, Block] = {}
         self._pools: dict[str, LanePool] = {}
         self._ready = False
@@ -59,7 +61,9 @@ class LaneBackend:
 
     # ---- what the supervisor says ----
 
-    def add(self, model: Model, block: Block) -> None:
+    def add(self, model: Model, block: Block, uids: Sequence[int], gids: Sequence[int]) -> None:
+        """uids, gids: who may use it where the peer is known; its `allow:`."""
+        self._allowed[model.name] = (frozenset(uids), frozenset(gids))
         self._models[model.name] = model
         self._blocks[model.name] = block
 
@@ -70,6 +74,11 @@ class LaneBackend:
             reason = reasons.get(name, "")
             if model.reason != reason:
                 self._models[name] = replace(model, ready=not reason, reason=reason)
+
+    def allows(self, model: str, uid: int, groups: frozenset[int]) -> bool:
+        """Whether a user may use a model; root and the daemon's own user always may."""
+        uids, gids = self._allowed.get(model, (frozenset(), frozenset()))
+        return uid in (0, os.geteuid()) or uid in uids or not gids.isdisjoint(groups)
 
     # ---- Backend ----
 
