@@ -24,7 +24,8 @@ import numpy as np
 
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_memory import DirectMemory
-from taktd.engines.gpu import GpuOptions, build_request, release
+from taktd.engines.engine import release
+from taktd.engines.gpu import GpuOptions, build_request
 from taktd.engines.tensorrt import TensorRtEngine
 from taktd.engines.tensorrt_build import build_plan
 from taktd.engines.tensorrt_library import find_library

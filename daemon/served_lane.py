@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from taktd.engines.engine import BoundRun, Tensor, WarmEngine
+from taktd.engines.engine import BoundRun, Tensor, WarmEngine, release
 from taktd.engines.errors import EngineFailure
 from taktd.ipc import _core
 
@@ -75,6 +75,13 @@ class ServedLane:
         self.area = area
         self.runs = self._bound[area]
         self.last_slot = -1
+
+    def close(self) -> None:
+        """Lets go of the slots, before they are unmapped: an engine on a GPU has registered their pages."""
+        for runs in self._bound:
+            for run in runs:
+                release(run)
+            runs.clear()
 
     def inputs_of(self, slot: int) -> list[int]:
         """Addresses of the input tensors of ``slot``."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from taktd.engines.tensors import TensorSpec
 
-__all__ = ["BatchRun", "BoundRun", "BuiltEngine", "EngineSpec", "Tensor", "WarmEngine"]
+__all__ = ["BatchRun", "BoundRun", "BuiltEngine", "EngineSpec", "Tensor", "WarmEngine", "release"]
 
 BoundRun = Callable[[], None]
 """Runs one job on the memory it was bound to; returns when the outputs are written. Raises ``EngineFailure``."""
@@ -78,3 +78,10 @@ class BuiltEngine(Protocol):
 
     def warm(self) -> WarmEngine:
         """Runs the engine until its memory is allocated and touched. Raises ``EngineFailure``."""
+
+
+def release(run: BoundRun | BatchRun) -> None:
+    """Gives back what a run holds (on a GPU: a graph, registered pages). Comes before its memory is unmapped."""
+    close = getattr(run, "close", None)
+    if close is not None:
+        close()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_probe import CudaInfo, probe
 from taktd.drivers.cuda_selection import select
-from taktd.engines.engine import BoundRun, BuiltEngine, EngineSpec
+from taktd.engines.engine import BuiltEngine, EngineSpec
 from taktd.engines.errors import ModelRefused
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache, PlanIdentity, PlanRejected
@@ -31,7 +31,6 @@ __all__ = [
     "open_engine",
     "open_gpu",
     "plan_identity",
-    "release",
 ]
 
 # Criticality → stream urgency. Jobs run one at a time: it matters against other processes on the card.
@@ -162,10 +161,3 @@ def build_missing(
     cache = PlanCache(Path(options.cache))
     cache.remove(identity)
     PlanBuild(build_request(spec, device.index, options), identity, cache, limit_ns=limit_ns).wait()
-
-
-def release(run: BoundRun) -> None:
-    """Gives back what a bound run holds (a graph, registered pages). Must come before its slot is unmapped."""
-    close = getattr(run, "close", None)
-    if close is not None:
-        close()

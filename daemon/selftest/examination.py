@@ -24,9 +24,9 @@ from taktd.drivers.conformance import CHECKS, NotConforming
 from taktd.drivers.cuda import CudaDevice, CudaStream
 from taktd.drivers.cuda_probe import CudaInfo
 from taktd.drivers.fault import DeviceFault
-from taktd.engines.engine import BoundRun, EngineSpec, Tensor
+from taktd.engines.engine import BoundRun, EngineSpec, Tensor, release
 from taktd.engines.errors import EngineFailure, ModelRefused
-from taktd.engines.gpu import GpuOptions, build_request, plan_identity, release
+from taktd.engines.gpu import GpuOptions, build_request, plan_identity
 from taktd.engines.inspect import inspect_model, specs_from_json
 from taktd.engines.onnx_session import open_session
 from taktd.engines.plan_build import PlanBuild

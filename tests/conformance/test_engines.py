@@ -20,9 +20,9 @@ from onnx import helper
 
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.sim import SimDevice
-from taktd.engines.engine import EngineSpec, Tensor, WarmEngine
+from taktd.engines.engine import EngineSpec, Tensor, WarmEngine, release
 from taktd.engines.errors import EngineFailure
-from taktd.engines.gpu import GpuOptions, build_request, release
+from taktd.engines.gpu import GpuOptions, build_request
 from taktd.engines.inspect import inspect_model, specs_from_json
 from taktd.engines.onnx_cpu import OnnxCpuEngine
 from taktd.engines.simulated import Cost, SimulatedEngine, SimulatedOptions

@@ -15,9 +15,9 @@ from onnx import helper
 
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.fault import FaultKind
-from taktd.engines.engine import EngineSpec
+from taktd.engines.engine import EngineSpec, release
 from taktd.engines.errors import DeviceFailure, ModelRefused
-from taktd.engines.gpu import GpuOptions, PlanMissing, build_request, open_engine, plan_identity, release
+from taktd.engines.gpu import GpuOptions, PlanMissing, build_request, open_engine, plan_identity
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache
 from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
