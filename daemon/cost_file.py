@@ -16,8 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon.config import Configuration, Loop
+from taktd.daemon.config import Configuration, Device, Loop
 from taktd.daemon.costs import LoopCost, Measured, engine_cost_ns, model_costs
+from taktd.engines.declared_cost import Cost
 from taktd.engines.model_file import content_digest
 
 __all__ = ["CostUnknown", "CostsRefused", "DeviceCosts", "cost_document", "loop_costs", "queue_costs", "read_costs"]
@@ -151,20 +152,32 @@ def _compare_digests(costs: Costs, configuration: Configuration) -> None:
                 )
 
 
-def _cost_of(loop: Loop, costs: Costs, margin_ppm: int) -> LoopCost | None:
+def _declared(device: Device, margin_ppm: int) -> LoopCost | None:
+    """What every run on a simulated device costs; the dispatch is not in it, it is what a real machine would add."""
+    if device.driver != "sim":
+        return None
+    cost = Cost(device.cost)
+    times = {"p999_ns": cost.at(999_000)}
+    return LoopCost(engine_cost_ns(times, margin_ppm, 0), cost.at(500_000))
+
+
+def _cost_of(configuration: Configuration, loop: Loop, costs: Costs, margin_ppm: int) -> LoopCost | None:
     if loop.budget_ns is not None:
         return LoopCost(loop.budget_ns, loop.budget_ns)
     part = costs.get(loop.device)
     measured = part.measured.get(loop.model) if part else None
     if part is None or measured is None:
-        return None
+        return _declared(configuration.devices[loop.device], margin_ppm)
     return LoopCost(engine_cost_ns(measured["1"], margin_ppm, part.dispatch_ns), measured["1"]["p50_ns"])
 
 
 def loop_costs(configuration: Configuration, costs: Costs) -> dict[str, LoopCost]:
-    """What a job of each loop costs: its budget, else by the cost file. Raises CostUnknown with all that lack one."""
+    """What a job of each loop costs: its budget, else by the cost file, else as a simulated device says.
+
+    Raises CostUnknown with all that lack one.
+    """
     margin = configuration.admission.margin_ppm
-    found = {loop.name: _cost_of(loop, costs, margin) for loop in configuration.loops.values()}
+    found = {loop.name: _cost_of(configuration, loop, costs, margin) for loop in configuration.loops.values()}
     unknown = [name for name, cost in found.items() if cost is None]
     if unknown:
         loops = ", ".join(f"{name} (model {configuration.loops[name].model} on {configuration.loops[name].device})"

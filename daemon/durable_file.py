@@ -42,8 +42,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_durable(path: Path, data: bytes, mode: int = 0o640) -> None:
-    """Puts ``data`` at ``path``. Raises ``OSError``; then the old content is there, or the new where only the last step,
-    making the folder durable, failed."""
+    """Puts ``data`` at ``path``. Raises ``OSError``; then the old content is there, or the new where only the last
+    step, making the folder durable, failed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:

@@ -8,7 +8,6 @@ single job. Every draw comes from the seed, the model's name and the number of r
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from taktd.drivers.fault import DeviceFault
 from taktd.drivers.sim import SimDevice
+from taktd.engines.declared_cost import PPM, Cost
 from taktd.engines.engine import BoundRun, EngineSpec, Tensor, WarmEngine
 from taktd.engines.errors import DeviceFailure, EngineFailure
 from taktd.engines.finite import make_nan
@@ -27,34 +27,7 @@ from taktd.engines.tensors import TensorSpec, size_bytes
 
 __all__ = ["PPM", "Cost", "SimulatedEngine", "SimulatedOptions", "WarmSimulatedEngine"]
 
-PPM: Final = 1_000_000
 WARM_RUNS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Execution times as points ``(share of runs in ppm, ns)`` of their distribution, both rising; linear between."""
-
-    points: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def fixed(cls, ns: int) -> Cost:
-        return cls(((PPM, ns),))
-
-    @classmethod
-    def uniform(cls, least_ns: int, most_ns: int) -> Cost:
-        return cls(((0, least_ns), (PPM, most_ns)))
-
-    def at(self, share_ppm: int) -> int:
-        """The time that ``share_ppm`` of all runs do not exceed, in ns; below the first point that point's."""
-        shares = [share for share, _ in self.points]
-        above = bisect_left(shares, share_ppm)
-        if above == 0:
-            return self.points[0][1]
-        if above == len(shares):
-            return self.points[-1][1]
-        (low, low_ns), (high, high_ns) = self.points[above - 1 : above + 1]
-        return low_ns + (high_ns - low_ns) * (share_ppm - low) // (high - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +53,8 @@ class SimulatedEngine:
         self._onnx = OnnxCpuEngine(spec) if options.outputs == "onnx" else None
 
     def warm(self) -> WarmSimulatedEngine:
-        engine = WarmSimulatedEngine(self.spec, self._device, self._options, self._onnx and self._onnx.warm())
+        onnx = self._onnx.warm() if self._onnx is not None else None
+        engine = WarmSimulatedEngine(self.spec, self._device, self._options, onnx)
         private = engine.batch(1)
         for _ in range(WARM_RUNS):
             private.run_bound()

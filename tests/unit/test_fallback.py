@@ -1,0 +1,86 @@
+"""Fallbacks against the models themselves: tensors that differ, constants that don't fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taktd.daemon.config import Configuration, load
+from taktd.daemon.cost_file import loop_costs
+from taktd.daemon.fallback import constant_problem, fallback_problems, tensor_difference
+
+
+def tensor(name: str, dims: list[int], dtype: int = 1, dtype_name: str = "FP32") -> dict[str, Any]:
+    return {"name": name, "dims": dims, "dtype": dtype, "dtype_name": dtype_name}
+
+
+def model(inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"inputs": inputs, "outputs": outputs}
+
+
+GO1 = model([tensor("obs", [1, 48])], [tensor("actions", [1, 12])])
+
+
+def configured(folder: Path, fallback: str) -> Configuration:
+    (folder / "t.yaml").write_text(
+        "devices: {sim0: {driver: sim, cost: {p50: 1ms, p99.9: 2ms, max: 9ms}}, cpu1: {driver: cpu}}\n"
+        "models: {go1: {path: a}, small: {path: b}}\n"
+        f"loops: {{walk: {{model: go1, device: sim0, period: 20ms, fallback: [{fallback}]}}}}\n"
+    )
+    return load(folder / "t.yaml")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (GO1, ""),
+        (model([tensor("x", [1, 48])], GO1["outputs"]), "found input x FP32[1, 48], needed obs FP32[1, 48]"),
+        (model([tensor("obs", [1, 47])], GO1["outputs"]), "found input obs FP32[1, 47], needed obs FP32[1, 48]"),
+        (model(GO1["inputs"], [tensor("actions", [1, 12], 10, "FP16")]), "found output actions FP16[1, 12]"),
+        (model(GO1["inputs"], []), "it has 0 outputs, 1 are needed"),
+    ],
+)
+def test_a_stand_in_has_the_loop_s_tensors(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    assert said in tensor_difference(GO1, other)
+    problems = fallback_problems(
+        configured(tmp_path, "{device: cpu1, model: small}, hold"), {"go1": GO1, "small": other}
+    )
+    assert len(problems) == bool(said)
+    if said:
+        assert problems[0].startswith("loops.walk.fallback[0]: model small can't stand in for go1: ")
+
+
+@pytest.mark.parametrize(
+    ("constant", "problem"),
+    [
+        ("{actions: 0}", ""),
+        ("{actions: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}", ""),
+        ("{actions: [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11.5]]}", ""),
+        ("{actions: [0, 1]}", "shape [2] does not fit; allowed: one number, or shape [1, 12]"),
+        ("{actions: [[0], [1, 2]]}", "a ragged list"),
+        ("{actions: 0, torque: 1}", ".torque: no output is called that; allowed: actions"),
+    ],
+)
+def test_a_constant_fits_the_outputs(tmp_path: Path, constant: str, problem: str) -> None:
+    problems = fallback_problems(configured(tmp_path, f"cpu1, {{constant: {constant}}}"), {"go1": GO1, "small": GO1})
+    assert len(problems) == bool(problem)
+    if problem:
+        assert problems[0].startswith("loops.walk.fallback[1].constant.")
+        assert problem in problems[0]
+
+
+def test_integers_are_whole_and_within_their_type() -> None:
+    outputs = model([], [tensor("mode", [2], 3, "INT8"), tensor("on", [1], 9, "BOOL")])
+    assert constant_problem({"mode": (-128.0, 127.0), "on": 1.0}, outputs) == ""
+    assert "from -128 to 127" in constant_problem({"mode": 128.0, "on": 1.0}, outputs)
+    assert "found 0.5" in constant_problem({"mode": 0.5, "on": 1.0}, outputs)
+    assert "from 0 to 1" in constant_problem({"mode": 0.0, "on": 2.0}, outputs)
+    assert ".on: is missing" in constant_problem({"mode": 0.0}, outputs)
+
+
+def test_a_cell_is_planned_with_declared_costs(tmp_path: Path) -> None:
+    """check and simulate need neither a budget nor a measurement on a simulated device."""
+    cost = loop_costs(configured(tmp_path, "hold"), {})["walk"]
+    assert (cost.cost_ns, cost.shortest_ns) == (2_600_000, 1_000_000)
