@@ -11,11 +11,12 @@ import os
 import resource
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon import idle_latency, reload, runtime_folder
+from taktd.daemon import idle_latency, metrics, reload, runtime_folder
 from taktd.daemon.activation import inherited_sockets
 from taktd.daemon.certification import Evidence, NotAdmitted, judge
 from taktd.daemon.config import Configuration, ConfigurationRefused, Model, load
@@ -23,11 +24,14 @@ from taktd.daemon.control_door import ControlDoor, ControlError, Operation
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
+from taktd.daemon.events import LOOK_S, EventFeed
 from taktd.daemon.executor_process import ExecutorProcess, State
+from taktd.daemon.fallback import fallback_problems
 from taktd.daemon.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
 from taktd.daemon.gateway_process import GatewayProcess, wanted
+from taktd.daemon.http_door import HttpDoor, state_page
 from taktd.daemon.inspection import Inspector, ModelRefused
 from taktd.daemon.lane_door import LaneDoor
 from taktd.daemon.lanes import Inspection
@@ -78,6 +82,8 @@ class Supervisor:
         self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
+        self.http_door: HttpDoor | None = None
+        self.switches: Counter[tuple[str, str]] = Counter()  # (loop, cause): counted by whoever switches
         self.gateway = GatewayProcess(self) if wanted(configuration) else None
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)
@@ -155,6 +161,8 @@ class Supervisor:
         """The whole of a run: start everything, then keep telling how it goes. Ends by cancellation."""
         self.notifier.status("inspecting models")
         inspections = await self._inspect(self.configuration)
+        if problems := fallback_problems(self.configuration, inspections):
+            raise StartRefused("\n".join(problems), EXIT_CONFIGURATION)
         for name in self.configuration.devices:
             self.devices[name] = ServedDevice(
                 name, self.configuration, inspections, self.epoch, self.state, self, self.desk.lane_ended
@@ -162,7 +170,10 @@ class Supervisor:
         size_max = self.configuration.recording.size_bytes
         self.recorder = FlightRecorder(self.state / "recordings", self.devices, size_max)
         self._open_doors()
+        await self._open_http()
         self._every(DRAIN_S, self.recorder.drain)
+        if self.gateway is not None:
+            self._every(LOOK_S, EventFeed(self).look)
         self._every(CONFIRM_S, self._confirm_costs)
         if self.notifier.watchdog_ns:
             self._every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
@@ -202,6 +213,22 @@ class Supervisor:
             )
         except (OSError, runtime_folder.FolderRefused) as error:
             raise StartRefused(f"the sockets in {self.runtime} can't be opened: {error}") from None
+
+    async def _open_http(self) -> None:
+        address = self.configuration.http.listen
+        if address is None:
+            return
+        pages = {
+            "/metrics": lambda: (200, metrics.CONTENT_TYPE, metrics.exposition(self)),
+            "/health/live": lambda: state_page(True, "live"),
+            "/health/ready": lambda: state_page(self.ready, self._status_text()),
+            "/health/certified": lambda: state_page(self.certified, self._status_text()),
+        }
+        self.http_door = HttpDoor(address, pages)
+        try:
+            await self.http_door.open()
+        except (OSError, runtime_folder.FolderRefused) as error:
+            raise StartRefused(f"HTTP can't listen at {address}: {error}; choose another `http: listen:`") from None
 
     def _every(self, seconds: float, action: Callable[[], None]) -> None:
         def again() -> None:
@@ -397,6 +424,8 @@ class Supervisor:
             await self.lane_door.close("taktd stops")
         if self.control_door is not None:
             await self.control_door.close()
+        if self.http_door is not None:
+            await self.http_door.close()
         if self.recorder is not None:
             self.recorder.close()
         for device in self.devices.values():
