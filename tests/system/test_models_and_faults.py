@@ -191,3 +191,16 @@ def test_a_full_disk_during_an_import(taktd: Start, tmp_path: Path) -> None:
         assert running.stop() == 0
     finally:
         subprocess.run(["umount", "-l", str(small)], check=False)
+
+
+def test_a_fallback_with_other_tensors_is_refused_at_start(taktd: Start, tmp_path: Path) -> None:
+    models.identity(tmp_path / "small.onnx", (5,))
+    text = yaml(tmp_path)
+    for old, new in (
+        ("devices: {", "devices: {cpu0: {driver: cpu}, "),
+        ("models:\n", f"models:\n  small: {{path: {tmp_path}/small.onnx}}\n"),
+        ("on_late: run", "fallback: [{device: cpu0, model: small}]"),
+    ):
+        text = text.replace(old, new)
+    log = ended(taktd, text)
+    assert "loops.walk.fallback[0]: model small can't stand in for go1: found input x FP32[5], needed x FP32[4]" in log
