@@ -22,7 +22,7 @@ from typing import Any, Final
 from taktd.daemon.awake import Awake
 from taktd.daemon.cause import NONE
 from taktd.daemon.duty import DutyLimiter, real_time_share_ppm
-from taktd.daemon.executor_lanes import LaneTable
+from taktd.daemon.executor_lanes import DeviceBroken, LaneTable
 from taktd.daemon.executor_link import ExecutorLink, LinkClosed
 from taktd.daemon.executor_setup import freeze, prepare
 from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
@@ -35,6 +35,7 @@ from taktd.ipc import _core
 
 __all__ = ["Executor", "main"]
 
+EXIT_BROKEN: Final = 4  # the device failed for good in this process; another one may find it usable
 EXIT_FAILED: Final = 3  # a model could not be served; the supervisor has been told which and why
 DUTY_EVERY_NS: Final = 200_000  # how often the account of time awake is brought up to date
 CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its control socket this often
@@ -354,7 +355,15 @@ def _run(link: ExecutorLink) -> int:
         _core.succession_set(ledger_fd, member)
     table.join(member, prepared.rights)
     link.send({"op": "ready"})
-    executor.serve()
+    try:
+        executor.serve()
+    except DeviceBroken as broken:
+        link.send({
+            "op": "log", "level": "error", "message_id": "device-broken", "fields": {},
+            "text": f"{broken}: this process ends, its jobs go to whoever serves next",
+        })  # fmt: skip
+        # At once: a driver whose context is broken may take its time to take leave, and the jobs wait.
+        os._exit(EXIT_BROKEN)
     return 0
 
 

@@ -29,7 +29,7 @@ from taktd.engines.engine import BatchRun
 from taktd.engines.errors import EngineFailure
 from taktd.ipc import _core
 
-__all__ = ["LaneTable", "Ledger"]
+__all__ = ["DeviceBroken", "LaneTable", "Ledger"]
 
 LOST: Final = 5
 NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
@@ -38,6 +38,10 @@ FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their te
 
 Chore = Iterator[None]
 """Work outside the schedule, in steps of well under a millisecond each."""
+
+
+class DeviceBroken(Exception):
+    """This process can't use its device any more. The job is left to whoever takes the ledger over."""
 
 
 @dataclass(slots=True)
@@ -289,8 +293,10 @@ class LaneTable:
         return self._batches[model, size]
 
     def failed(self, lane: ServedLane, failure: EngineFailure) -> None:
-        """Counts a failure and reports the first few in words."""
+        """Counts a failure and reports the first few in words. Raises ``DeviceBroken`` if nothing will run any more."""
         lane.failures += 1
+        if failure.sticky:
+            raise DeviceBroken(f"loop {lane.name}: {failure}") from failure
         if lane.failures <= FAILURES_TOLD:
             self.told.append(_log("error", "engine-failed", lane, str(failure)[:1000]))
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests import models
 from tests.fakes.cuda import simulated
+from tests.fakes.cuda.simulated import Simulated
 from tests.fakes.tensorrt import stand_in
 from tests.running import Running
 
@@ -46,3 +47,20 @@ def test_a_loop_is_served_by_the_gpu(taktd: Start, gpu: dict[str, str], tmp_path
             np.testing.assert_allclose(lane.outputs["actions"], reference.run(None, {"obs": obs})[0], rtol=1e-5)
     plans = list((running.state / "engines").glob("*.plan"))
     assert len(plans) == 1
+
+
+@pytest.mark.parametrize("error", [simulated.ECC, simulated.LAUNCH_TIMEOUT, simulated.UNKNOWN])
+def test_a_broken_context_costs_a_process_and_the_loop_goes_on(
+    taktd: Start, gpu: dict[str, str], tmp_path: Path, error: int
+) -> None:
+    """FAULTS: ECC, launch time-out, device lost. The next process finds the GPU usable."""
+    path = models.mlp(tmp_path / "policy.onnx")
+    running = taktd(yaml(path), environment=gpu)
+    with running.connect() as node, node.attach("walk") as lane:
+        assert lane.infer().status == "ok"
+        before = running.executor("gpu0")["pid"]
+        Simulated(tmp_path / "gpu").inject("execute", error, times=1)
+        assert lane.infer(timeout_us=20_000_000).status in ("ok", "lost"), "answered by whoever serves next"
+        assert lane.infer(timeout_us=20_000_000).status == "ok"
+        assert running.executor("gpu0")["pid"] != before
+    assert "this process ends" in running.log

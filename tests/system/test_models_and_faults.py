@@ -58,7 +58,8 @@ def test_each_fault_is_what_the_client_sees(taktd: Start, tmp_path: Path) -> Non
         inject(running, "none")
         assert infer() == "ok"
         inject(running, "lost")
-        assert [infer(), infer()] == ["failed", "failed"], "lost is lost for the whole process"
+        assert infer() in ("ok", "lost"), "the process ends; another one does the job again, or says that it was lost"
+        assert infer() == "ok"
     assert running.taktctl_json("fault", "list")["faults"] == [
         {"device": "sim0", "kind": "lost", "factor": 1, "runs": 1}
     ]
