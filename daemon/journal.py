@@ -23,6 +23,8 @@ MESSAGE_IDS: Final[dict[str, str]] = {
     "model-added": "4c542760ad874967afc1f262f1d638aa",
     "model-activated": "d04a52da05da4dc3aa533d86a3dc2ad7",
     "model-removed": "7373626e179b43bcab200c88e7c35481",
+    "door-open": "f657d2fc09fd4951a0bc775d9c22e4f1",
+    "gateway-died": "1c8d370bc7884b60b9a330d9d19d617e",
     "fault-injected": "d9de4908c48646ed92183bb441a38c0f",
 }
 
