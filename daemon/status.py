@@ -35,6 +35,8 @@ class StatusBook:
             for name, door in (("lanes", s.lane_door), ("control", s.control_door))
         ]
         doors += self._gateway_doors()
+        if s.http_door is not None:
+            doors.append(s.http_door.as_json())
         return {
             "ready": s.ready and all(door["serving"] for door in doors),
             "live": True, "certified": s.certified, "epoch": s.epoch, "node": s.configuration.node.name,

@@ -283,7 +283,8 @@ class Supervisor:
     def device_changed(self, device: ServedDevice) -> None:
         """An executor became ready or died."""
         process = device.process
-        if not self.announced and not process.ready and process.tries:
+        # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot.
+        if not self.announced and not process.ready and process.tries and not process.awaits_device:
             if process.failure:
                 self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
             elif process.tries >= FIRST_TRIES_MAX:

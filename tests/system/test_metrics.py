@@ -1,0 +1,152 @@
+"""/metrics by Prometheus' own parser, /health, the dashboard and the document against what is exposed."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import models
+from tests.running import Running, eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+YAML = """\
+node: {{name: cell-07}}
+devices: {{cpu0: {{driver: cpu}}}}
+models: {{id: {{path: {folder}/id.onnx}}}}
+loops: {{walk: {{model: id, period: 10ms, budget: 1ms}}}}
+admission: {{on_refusal: uncertified}}
+grpc: {{listen: "unix:"}}
+http: {{listen: "127.0.0.1:0"}}
+"""
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("metrics")
+    models.identity(folder / "id.onnx", (4,))
+    running = Running(folder, YAML.format(folder=folder))
+    try:
+        running.start().await_ready()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.close()
+
+
+def get(served: Running, path: str) -> tuple[int, str]:
+    address = next(door["address"] for door in served.ask("status")["doors"] if door["name"] == "http")
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(served: Running) -> Samples:
+    code, text = get(served, "/metrics")
+    assert code == 200
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def names(served: Running) -> set[str]:
+    return {name for name, _ in samples(served)}
+
+
+def test_jobs_and_latencies_are_there(served: Running) -> None:
+    with served.connect() as node, node.attach("walk") as loop, node.attach("id") as model:
+        for _ in range(20):
+            loop.infer()
+        for _ in range(5):
+            model.infer()
+        found = samples(served)
+        walk = (("device", "cpu0"), ("loop", "walk"), ("model", "id"))
+        assert found["taktd_loop_submitted_total", walk] == 20
+        assert sum(v for (name, labels), v in found.items() if name == "taktd_loop_jobs_total" and walk[1] in labels) == 20
+        assert found["taktd_model_jobs_total", (("device", "cpu0"), ("model", "id"), ("status", "ok"))] == 5
+        assert (
+            found["taktd_loop_response_seconds_count", walk]
+            == found["taktd_loop_jobs_total", (*walk, ("status", "ok"))]
+        )
+        assert found["taktd_loop_response_seconds_sum", walk] > 0
+        assert found["taktd_loop_attached", (("loop", "walk"),)] == 1
+        assert found["taktd_clients", ()] == 1
+    buckets = [
+        (float(dict(labels)["le"]), value)
+        for (name, labels), value in found.items()
+        if name == "taktd_loop_run_seconds_bucket"
+    ]
+    assert min(buckets)[0] == 1e-5
+    assert sorted(buckets)[-2][0] == 0.1
+    assert [v for _, v in sorted(buckets)] == sorted(v for _, v in buckets), "cumulative"
+    assert found["taktd_ready", ()] == 1
+    assert found["taktd_executor_resident_memory_bytes", (("device", "cpu0"),)] > 1e7
+    eventually(lambda: samples(served)["taktd_gateway_resident_memory_bytes", ()] > 1e7)
+
+
+def test_names_follow_the_conventions(served: Running) -> None:
+    _, text = get(served, "/metrics")
+    for family in text_string_to_metric_families(text):
+        assert family.name.startswith("taktd_")
+        assert family.documentation.endswith(".")
+        assert not re.search(r"_(us|ns|ms|milliseconds|mb)$", family.name)
+        if family.type == "counter":
+            assert all(s.name.endswith("_total") for s in family.samples)
+
+
+def test_health(served: Running) -> None:
+    assert get(served, "/health/live") == (200, "live\n")
+    assert get(served, "/health/ready")[0] == 200
+    assert get(served, "/health/certified")[0] in (200, 503)
+    assert get(served, "/nothing")[0] == 404
+
+
+def test_nonsense_is_answered_or_hung_up_on(served: Running) -> None:
+    address = next(door["address"] for door in served.ask("status")["doors"] if door["name"] == "http")
+    host, _, port = address.rpartition(":")
+    for data, expected in (
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405"), (b"\x16\x03\x01\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET " + b"/" * 9000 + b"\r\n\r\n", b""),
+    ):  # fmt: skip
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(data)
+            try:
+                assert connection.recv(100).startswith(expected)
+            except ConnectionResetError:
+                assert not expected
+    assert get(served, "/health/live")[0] == 200
+
+
+def used_names(text: str) -> set[str]:
+    return set(re.findall(r"taktd_[a-z_0-9]+", text))
+
+
+def test_the_dashboard_shows_only_what_is_exposed(served: Running) -> None:
+    dashboard = json.loads((ROOT / "docs/grafana/taktd.json").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(expressions) > 10
+    used = set().union(*map(used_names, expressions))
+    assert used <= names(served) | {"taktd_switches_total", "taktd_loop_misses_total"}, "only after something happened"
+    templates = {t["query"] for t in dashboard["templating"]["list"] if t["type"] == "query"}
+    assert set().union(*map(used_names, templates)) <= names(served)
+
+
+def test_the_document_lists_every_family(served: Running) -> None:
+    _, text = get(served, "/metrics")
+    exposed = {family.name for family in text_string_to_metric_families(text)}
+    listed = set(
+        re.findall(r"^\| `(taktd_[a-z_0-9]+?)(?:_total)?`", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    )
+    assert listed == exposed
