@@ -30,7 +30,7 @@ from taktd.daemon.record import Recorder
 from taktd.daemon.rights import take_rights
 from taktd.daemon.scheduler import Scheduler
 from taktd.daemon.watch_thread import start_watch
-from taktd.engines.errors import EngineFailure, ModelRefused
+from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
 from taktd.ipc import _core
 
 __all__ = ["Executor", "main"]
@@ -342,7 +342,8 @@ def _run(link: ExecutorLink) -> int:
         server = _core.Server(ledger_fd, stats_fd, journal_fd, link.fileno())
         table = LaneTable(server, link, plan, descriptors, prepared)
     except (ModelRefused, EngineFailure) as error:
-        link.send({"op": "failed", "error": str(error)})
+        # A device may still come: its nodes appear late after a boot, a driver is being upgraded.
+        link.send({"op": "failed", "error": str(error), "device": isinstance(error, DeviceFailure)})
         return EXIT_FAILED
     start_watch(server, prepared.rights, usable)
     link.send({"op": "loaded", "records": True, **prepared.as_json()})

@@ -92,6 +92,7 @@ class ExecutorProcess:
         self.stopped = asyncio.Event()
         self.stopped.set()
         self._failure = ""  # what it said about its end
+        self.awaits_device = False  # it ended because its device can't be used now
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._link: ExecutorLink | None = None
@@ -120,7 +121,7 @@ class ExecutorProcess:
     def start(self) -> None:
         """Start the process and tell it what to serve."""
         self._pause = None
-        self._failure = ""
+        self._failure, self.awaits_device = "", False
         self._step(Event.START)
         self.stopped.clear()
         link, theirs = ExecutorLink.pair()
@@ -272,6 +273,7 @@ class ExecutorProcess:
                 self.watcher.became_ready(self)
         elif op == "failed":
             self._failure = f"can't serve: {message.get('error')}"
+            self.awaits_device = bool(message.get("device"))
         else:
             self.watcher.received(self, message)
 

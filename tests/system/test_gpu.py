@@ -13,7 +13,7 @@ from tests import models
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
 from tests.fakes.tensorrt import stand_in
-from tests.running import Running
+from tests.running import Running, eventually
 
 Start = Callable[..., Running]
 UUID = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
@@ -64,3 +64,38 @@ def test_a_broken_context_costs_a_process_and_the_loop_goes_on(
         assert lane.infer(timeout_us=20_000_000).status == "ok"
         assert running.executor("gpu0")["pid"] != before
     assert "this process ends" in running.log
+
+
+def test_a_gpu_that_comes_late_is_waited_for(taktd: Start, gpu: dict[str, str], tmp_path: Path) -> None:
+    """FAULTS: device nodes that appear long after a boot. No restart loop of the service, and no exit code 78."""
+    path = models.mlp(tmp_path / "policy.onnx")
+    running = taktd(yaml(path), environment={**gpu, "FAKE_CUDA_DEVICES": "0"}, wait=False)
+    eventually(lambda: running.log.count("no CUDA-capable device") >= 2, 30, "it is tried again")
+    assert running.process.poll() is None
+    Simulated(tmp_path / "gpu").control.devices = 1
+    running.await_ready()
+    with running.connect() as node, node.attach("walk") as lane:
+        assert lane.infer().status == "ok"
+
+
+def test_a_damaged_plan_is_built_again_at_the_next_start(taktd: Start, gpu: dict[str, str], tmp_path: Path) -> None:
+    """FAULTS: a flipped byte in the engine cache."""
+    path = models.mlp(tmp_path / "policy.onnx")
+    running = taktd(yaml(path), environment=gpu)
+    running.stop()
+    plan = next((running.state / "engines").glob("*.plan"))
+    content = bytearray(plan.read_bytes())
+    content[-1] ^= 1
+    plan.write_bytes(content)
+    running.start().await_ready()
+    assert plan.read_bytes() != bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("GPU-12345678", UUID), ("0000:07:00.0", UUID), ("3", UUID)], ids=["uuid", "pci", "index"]
+)
+def test_a_gpu_that_is_not_there_is_answered_with_those_that_are(
+    taktd: Start, gpu: dict[str, str], tmp_path: Path, device: str, said: str
+) -> None:
+    running = taktd(yaml(models.mlp(tmp_path / "policy.onnx"), device), environment=gpu, wait=False)
+    eventually(lambda: said in running.log, 30, "the UUIDs are listed")
