@@ -72,7 +72,7 @@ class LaneTable:
         """
         self.lanes: dict[int, ServedLane] = {}
         self.chores: deque[Chore] = deque()
-        self.told: list[dict[str, Any]] = []  # log messages for the supervisor
+        self.told = prepared.told  # log messages for the supervisor
         self._server = server
         self._scheduler = Scheduler()  # until schedule() brings the real one: nothing is scheduled before
         self._recorder = Recorder(server.record)

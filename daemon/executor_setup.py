@@ -38,6 +38,11 @@ class Prepared:
     dispatch_ns: int
     verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
     notes: list[str] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)  # messages for the supervisor, sent outside the path
+
+    def flagged(self, text: str) -> None:
+        """An output that its model only flags had NaN in it."""
+        self.told.append({"op": "log", "level": "warning", "message_id": "not-finite", "text": text, "fields": {}})
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -119,7 +124,7 @@ def _load(
         prepared.notes.append(expected.note)
     elif expected is not None:
         prepared.verified[spec.model] = verify(engine, expected, policies)
-    return guarded(engine, policies)
+    return guarded(engine, policies, prepared.flagged)
 
 
 def _measure(engine: WarmEngine, cap_ns: int) -> dict[int, CostJson]:

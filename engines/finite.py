@@ -24,6 +24,7 @@ Policy = Literal["forbid", "flag", "allow"]
 FORBID: Final = "forbid"
 FLAG: Final = "flag"
 ALLOW: Final = "allow"
+FLAGS_TOLD: Final = 5  # per output, in words; the counter tells the rest
 
 Values = npt.NDArray[Any]
 
@@ -58,24 +59,32 @@ def make_nan(values: Values, dtype: DType) -> None:
         values[...] = _BY_BITS[dtype.name][2]
 
 
-def guarded(engine: WarmEngine, policies: Mapping[str, Policy]) -> WarmEngine:
-    """The engine itself, if no policy asks for a look. Names that the model does not have are the caller's error."""
+def guarded(
+    engine: WarmEngine, policies: Mapping[str, Policy], tell: Callable[[str], None] = lambda text: None
+) -> WarmEngine:
+    """The engine itself, if no policy asks for a look. Names that the model does not have are the caller's error.
+
+    ``tell``: the first few times that something is flagged are told in words.
+    """
     watched = [
         (index, spec, policies[spec.name])
         for index, spec in enumerate(engine.spec.outputs)
         if policies.get(spec.name, ALLOW) != ALLOW and all_finite(spec.dtype) is not None
     ]
-    return GuardedEngine(engine, watched) if watched else engine
+    return GuardedEngine(engine, watched, tell) if watched else engine
 
 
 class GuardedEngine:
     """``flagged``: per output, how many runs had something that is not finite in it and were answered all the same."""
 
-    def __init__(self, engine: WarmEngine, watched: list[tuple[int, TensorSpec, Policy]]) -> None:
+    def __init__(
+        self, engine: WarmEngine, watched: list[tuple[int, TensorSpec, Policy]], tell: Callable[[str], None]
+    ) -> None:
         self.spec = engine.spec
         self.flagged: Counter[str] = Counter()
         self._engine = engine
         self._watched = watched
+        self._tell = tell
 
     def _look(self, outputs: Sequence[Tensor]) -> Callable[[], None]:
         checks = []
@@ -90,6 +99,8 @@ class GuardedEngine:
                     if policy == FORBID:
                         raise EngineFailure(f"output {name!r} has NaN or infinity in it", FailureKind.NOT_FINITE)
                     self.flagged[name] += 1
+                    if self.flagged[name] <= FLAGS_TOLD:
+                        self._tell(f"output {name!r} of model {self.spec.model!r} has NaN or infinity in it")
 
         return look
 

@@ -109,7 +109,8 @@ def test_forbidden_is_a_failure_of_its_kind_in_every_kind_of_run(tmp_path: Path)
 
 
 def test_flagged_is_counted_and_answered(tmp_path: Path) -> None:
-    engine, slot = guarded(division(tmp_path / "m.onnx"), {"y": "flag"}), Slot()
+    told: list[str] = []
+    engine, slot = guarded(division(tmp_path / "m.onnx"), {"y": "flag"}, told.append), Slot()
     assert isinstance(engine, GuardedEngine)
     run = engine.bind(slot.inputs, slot.outputs)
     run()
@@ -118,6 +119,10 @@ def test_flagged_is_counted_and_answered(tmp_path: Path) -> None:
     run()
     engine.run_shaped(slot.inputs, slot.outputs)
     assert engine.flagged == {"y": 2}
+    assert told == ["output 'y' of model 'm' has NaN or infinity in it"] * 2
+    for _ in range(10):
+        run()
+    assert (engine.flagged["y"], len(told)) == (12, 5)
 
 
 def test_what_a_run_holds_is_given_back_through_the_guard(tmp_path: Path) -> None:

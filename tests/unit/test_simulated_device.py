@@ -131,6 +131,20 @@ def test_a_fault_until_cleared_waits_for_every_process(world: World) -> None:
     assert raised.value.kind is FaultKind.DEVICE_LOST
 
 
+def test_a_rehearsal_uses_up_no_fault(world: World, tmp_path: Path) -> None:
+    engine = warm(models.identity(tmp_path / "m.onnx", (4,)), world)
+    batch, x, y = engine.batch(1), np.ones(4, np.float32), np.zeros(4, np.float32)
+    world.faults.inject(SimFault(K.ERROR))
+    for _ in range(3):
+        batch.run_bound()
+    with pytest.raises(EngineFailure):
+        batch.run([[x.ctypes.data]], [[y.ctypes.data]])
+    world.faults.inject(SimFault(K.SLOW, factor=4, runs=UNTIL_CLEARED))
+    before = world.now_ns
+    batch.run_bound()
+    assert world.now_ns - before >= 4 * MS, "what lasts is there for everybody"
+
+
 def test_slow_is_a_factor(world: World) -> None:
     world.faults.inject(SimFault(K.SLOW, factor=10, runs=1))
     assert 10 * MS <= world.run()[0] <= 10 * MS + 20_000
