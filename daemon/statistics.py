@@ -21,5 +21,6 @@ def read(stats_fd: int, block: int) -> dict[str, Any]:
     result["misses"] = raw["misses"]
     for name in ("queue", "run", "total"):
         hist = raw[f"{name}_us"]
-        result[name] = {label: percentile(hist, q) / 1000 for label, q in QUANTILES} | {"count": hist["count"]}
+        result[name] = {label: percentile(hist, q) / 1000 for label, q in QUANTILES}
+        result[name] |= {"count": hist["count"], "sum_us": hist["sum_ns"] / 1000}
     return result

@@ -18,6 +18,7 @@ from taktd.daemon.cli.endings import INTERRUPTED, NO, UNUSABLE
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("taktd.daemon.cli.report:status", "Is everything served? Executors, doors, loops."),
     "loops": ("taktd.daemon.cli.report:loops", "Loops: who has them, how they keep their deadlines."),
+    "top": ("taktd.daemon.cli.top:top", "Live view: devices, loops, latencies, misses."),
     "models": ("taktd.daemon.cli.report:models", "Models: tensors, and what their engines were measured to cost."),
     "costs": ("taktd.daemon.cli.report:costs", "Measured costs, as check and simulate read them."),
     "reload": ("taktd.daemon.cli.report:reload", "Read the configuration again."),
