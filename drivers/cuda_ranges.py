@@ -50,6 +50,13 @@ class RegisteredRanges:
         self._ranges.append(made)
         return made
 
+    def adopt(self, block: CudaHostBlock) -> RegisteredRange:
+        """Pinned memory of our own as such a range; the last ``release`` frees it."""
+        made = RegisteredRange(block, block.host_address, block.host_address + block.size)
+        made.users = 1
+        self._ranges.append(made)
+        return made
+
     def release(self, held: RegisteredRange) -> None:
         held.users -= 1
         if held.users == 0:

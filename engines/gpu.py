@@ -16,6 +16,7 @@ from taktd.drivers.cuda_probe import CudaInfo, probe
 from taktd.drivers.cuda_selection import select
 from taktd.engines.engine import BuiltEngine, EngineSpec
 from taktd.engines.errors import ModelRefused
+from taktd.engines.golden import facts_of
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache, PlanIdentity, PlanRejected
 from taktd.engines.tensorrt import RUN_TIMEOUT_NS, TensorRtEngine
@@ -156,8 +157,15 @@ def build_missing(
 ) -> None:
     """Builds the plan into the cache, in a process of its own, and waits for it: before an executor serves anything.
 
-    What is in the cache under that name and can't be trusted is taken away first. Raises ``ModelRefused``, ``OSError``.
+    What is in the cache under that name and can't be trusted is taken away first. Its manifest then says what it
+    answered and took here. Raises ``ModelRefused``, ``EngineFailure``, ``OSError``.
     """
     cache = PlanCache(Path(options.cache))
     cache.remove(identity)
-    PlanBuild(build_request(spec, device.index, options), identity, cache, limit_ns=limit_ns).wait()
+    built = PlanBuild(build_request(spec, device.index, options), identity, cache, limit_ns=limit_ns).wait()
+    library = find_library(options.flavour)
+    engine = TensorRtEngine(spec, device, library, built.plan, plugins=options.plugins).warm()
+    try:
+        cache.annotate(identity, **facts_of(engine))
+    finally:
+        engine.close()

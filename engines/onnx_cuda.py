@@ -158,6 +158,8 @@ class WarmOnnxCudaEngine:
         held: list[RegisteredRange] = []
         try:
             for spec, tensor in pairs:
+                if not tensor.shared:
+                    continue  # any memory: the driver copies it by a detour of its own
                 held.append(self._ranges.hold(tensor.address, max(1, size_bytes(spec.dtype, tensor.dims))))
         except DeviceFault as fault:
             for one in held:

@@ -215,13 +215,26 @@ class WarmTensorRtEngine:
 
         Raises ``DeviceFailure``.
         """
-        pairs = list(zip(self._tensors, (*inputs, *outputs), strict=True))
-        held = []
+        held: list[RegisteredRange] = []
+        pairs: list[tuple[TensorSpec, Tensor]] = []
+        moves: list[
+            tuple[int, int, int]
+        ] = []  # what is not shared is any memory: it goes through pinned memory of ours
         try:
-            for spec, tensor in pairs:
-                held.append(self.ranges.hold(tensor.address, max(1, size_bytes(spec.dtype, tensor.dims))))
+            for spec, tensor in zip(self._tensors, (*inputs, *outputs), strict=True):
+                size = max(1, size_bytes(spec.dtype, tensor.dims))
+                if tensor.shared:
+                    held.append(self.ranges.hold(tensor.address, size))
+                    pairs.append((spec, tensor))
+                    continue
+                staging = self.ranges.adopt(self._device.allocate_host(size))
+                held.append(staging)
+                pairs.append((spec, Tensor(staging.start, tensor.dims, shared=False)))
+                into = len(pairs) <= len(inputs)
+                moves.append((staging.start, tensor.address, size) if into else (tensor.address, staging.start, size))
             work = self._slot_in_place(pairs, held) if self._in_place else self._slot_by_copies(pairs)
-            return _SlotRun(self, held, work, *self._capture(work))
+            run = _SlotRun(self, held, work, *self._capture(work))
+            return _StagedRun(run, moves, len([t for t in inputs if not t.shared])) if moves else run
         except DeviceFault as fault:
             self._let_go(held)
             raise DeviceFailure(fault) from fault
@@ -387,6 +400,24 @@ class _SlotRun:
             self.close()
         except DeviceFault:
             pass  # the device is gone, and its pages with it
+
+
+class _StagedRun:
+    """A run on memory that the device can't reach: for verifying, not for jobs."""
+
+    def __init__(self, run: _SlotRun, moves: list[tuple[int, int, int]], before: int) -> None:
+        self._run = run
+        self._before, self._after = moves[:before], moves[before:]
+
+    def __call__(self) -> None:
+        for target, source, size in self._before:
+            ctypes.memmove(target, source, size)
+        self._run()
+        for target, source, size in self._after:
+            ctypes.memmove(target, source, size)
+
+    def close(self) -> None:
+        self._run.close()
 
 
 class _BatchRun:

@@ -238,6 +238,24 @@ def test_bound_runs_may_be_let_go_without_release(open_one: Open, tmp_path: Path
         engine.bind([obs.tensor], [actions.tensor])()
 
 
+def test_private_memory_may_lie_anywhere(open_one: Open, tmp_path: Path) -> None:
+    """Verification binds arrays of its own, which share pages and straddle them."""
+    path = models.mlp(tmp_path / "m.onnx", sizes=(1500, 12))
+    engine = open_one(path)
+    memory = np.zeros(3 * 4096, np.uint8)
+    start = -memory.ctypes.data % 4096 + 16
+    obs = memory[start : start + 6000].view(np.float32).reshape(1, 1500)
+    actions = memory[start + 6000 : start + 6048].view(np.float32).reshape(1, 12)
+    run = engine.bind(
+        [Tensor(obs.ctypes.data, (1, 1500), shared=False)], [Tensor(actions.ctypes.data, (1, 12), shared=False)]
+    )
+    for seed in range(2):
+        obs[:] = noise(1, 1500, seed=seed)
+        run()
+        np.testing.assert_allclose(actions, plain(path, {"obs": obs})[0], rtol=1e-4, atol=1e-5)
+    release(run)
+
+
 def test_what_a_run_needs_lives_as_long_as_the_run(open_one: Open, tmp_path: Path) -> None:
     """A captured graph refers to its context without owning it. What is made afterwards would take its place."""
     engine = open_one(models.mlp(tmp_path / "m.onnx"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,8 +46,12 @@ def test_a_loop_is_served_by_the_gpu(taktd: Start, gpu: dict[str, str], tmp_path
             reply = lane.infer()
             assert reply.status == "ok"
             np.testing.assert_allclose(lane.outputs["actions"], reference.run(None, {"obs": obs})[0], rtol=1e-5)
-    plans = list((running.state / "engines").glob("*.plan"))
-    assert len(plans) == 1
+    (plan,) = (running.state / "engines").glob("*.plan")
+    manifest = json.loads(plan.with_suffix(".json").read_text())
+    assert manifest["identity"]["device"] == "Simulated GPU 8.9"
+    assert manifest["identity"]["shapes"] == {"obs": [[1, 48], [1, 48], [1, 48]]}
+    assert len(manifest["golden"]["outputs"]["actions"]["first"]) == 8
+    assert manifest["measured"]["runs"] >= 20
 
 
 @pytest.mark.parametrize("error", [simulated.ECC, simulated.LAUNCH_TIMEOUT, simulated.UNKNOWN])
