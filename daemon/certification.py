@@ -16,6 +16,7 @@ from taktd.daemon import admission
 from taktd.daemon.config import BestEffort, Configuration
 from taktd.daemon.costs import BudgetTooSmall, Load, LoopCost, Measured, loads_of, loop_cost, model_costs
 from taktd.daemon.durations import format_duration, format_ppm
+from taktd.daemon.standby import CantStandIn, Standby, hang_after_ns, judge_standby
 
 OnRefusal = Literal["refuse", "shed", "uncertified"]
 REAL_TIME_POLICIES: Final = ("fifo", "rr")
@@ -41,7 +42,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Judgement:
-    """tasks and queues as the executor wants them; shed loops with the reason; reason says why not certified."""
+    """tasks and queues as the executor wants them; shed loops with the reason; reason says why not certified.
+
+    standby_reason: why a loop's stand-in on this device can't promise its deadlines; loops that it can are not in it.
+    """
 
     serve: dict[str, Any]
     shed: dict[str, str]
@@ -49,6 +53,7 @@ class Judgement:
     reason: str
     verdict: dict[str, Any]
     warnings: tuple[str, ...]
+    standby_reason: dict[str, str]
 
 
 def best_effort_rule(setting: BestEffort) -> admission.BestEffort:
@@ -69,10 +74,15 @@ def judge(
     for name, known in evidence.items():
         try:
             judgements[name] = _judge_device(configuration, name, known, throttle_ppm, len(evidence))
-        except (NotAdmitted, BudgetTooSmall) as refusal:
+        except (NotAdmitted, BudgetTooSmall, CantStandIn) as refusal:
             refusals.append(f"device {name}: {refusal}")
     if refusals:
         raise NotAdmitted("\n".join(refusals))
+    for name, judgement in judgements.items():
+        homes = {loop.device for loop, _ in configuration.stand_ins_on(name)}
+        judgement.serve["hang_after_ns"] = {
+            home: hang_after_ns(configuration, home, evidence[home].real_time, throttle_ppm) for home in homes
+        }
     return judgements
 
 
@@ -93,22 +103,28 @@ def _judge_device(
             f"not admitted: {refusal.text() if refusal else 'no reason given'}\n"
             "  to do: change the loop, or set admission.on_refusal to shed or uncertified"
         )
-    reason = _reason_not_certified(known, outcome, throttle_ppm)
+    standby = judge_standby(
+        configuration, device, known.measured, known.dispatch_ns, outcome, costs, rule, policy, scale
+    )
+    reason = _reason_not_certified(known, outcome, standby.verdict, throttle_ppm)
     return Judgement(
-        serve=_serve_message(configuration, device, known, costs, outcome),
+        serve=_serve_message(configuration, device, known, costs | standby.costs, outcome, standby),
         shed={name: why.text() for name, why in outcome.shed},
         certified=not reason,
         reason=reason,
-        verdict=outcome.verdict.as_json() | {"no_gap": _no_gap(configuration, device, known, costs, outcome)},
+        verdict=standby.verdict.as_json() | {"no_gap": _no_gap(configuration, device, known, costs, outcome)},
         warnings=tuple(cost.warning for cost in costs.values() if cost.warning),
+        standby_reason=standby.reasons,
     )
 
 
-def _reason_not_certified(known: Evidence, outcome: admission.Outcome, throttle_ppm: int | None) -> str:
-    """The first thing that stands against it, "" when nothing does."""
-    verdict = outcome.verdict
+def _reason_not_certified(
+    known: Evidence, outcome: admission.Outcome, verdict: admission.Verdict, throttle_ppm: int | None
+) -> str:
+    """The first thing that stands against it, "" when nothing does. verdict: with the loops that it stands in for."""
     if not outcome.certified:
-        return f"not admitted: {verdict.refusal.text()}" if verdict.refusal else "not admitted"
+        refusal = outcome.verdict.refusal
+        return f"not admitted: {refusal.text()}" if refusal else "not admitted"
     if not known.real_time:
         return "its executor has no real-time rights (SCHED_FIFO and locked memory)"
     if not known.measured_real_time:
@@ -154,13 +170,15 @@ def _serve_message(
     known: Evidence,
     costs: Mapping[str, LoopCost],
     outcome: admission.Outcome,
+    standby: Standby,
 ) -> dict[str, Any]:
-    verdict = outcome.verdict
-    tasks = {name: {"cost_ns": costs[name].cost_ns, "shortest_ns": costs[name].shortest_ns} for name in outcome.served}
+    verdict = standby.verdict
+    served = (*outcome.served, *standby.served)
+    tasks = {name: {"cost_ns": costs[name].cost_ns, "shortest_ns": costs[name].shortest_ns} for name in served}
     margin = configuration.admission.margin_ppm
     limit_ns = admission.never_fits_ns(_served_loads(configuration, device, costs, outcome), verdict.max_dispatch_ns)
     queues = {}
-    for model in configuration.models_on(device):
+    for model in [m for m in configuration.models.values() if m.name in known.measured]:
         measured = known.measured[model.name]
         batches = model_costs(model, measured, margin, known.dispatch_ns)
         # A batch that no gap can hold is none; where the single job doesn't fit, nobody may attach the model at all.

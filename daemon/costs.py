@@ -54,6 +54,17 @@ def loop_cost(loop: Loop, measured: Measured, margin_ppm: int, dispatch_ns: int)
     return LoopCost(budget, min(p50, budget), warning)
 
 
+def standby_cost(loop: Loop, measured: Measured, margin_ppm: int, dispatch_ns: int) -> LoopCost:
+    """What a job of a loop costs on a device that stands in for its own, as measured there.
+
+    A declared budget was declared for the loop's own device: it holds here only where it is no less than the p99.
+    """
+    single = measured["1"]
+    if loop.budget_ns is not None and loop.budget_ns >= single["p99_ns"]:
+        return LoopCost(loop.budget_ns, min(single["p50_ns"], loop.budget_ns))
+    return LoopCost(engine_cost_ns(single, margin_ppm, dispatch_ns), single["p50_ns"])
+
+
 def model_costs(model: Model, measured: Measured, margin_ppm: int, dispatch_ns: int) -> tuple[int, ...]:
     """What a batch of 1, 2, … max_batch jobs costs; never less than a smaller one, whatever chance measured."""
     largest = model.batching.max_batch if model.batching else 1

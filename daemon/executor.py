@@ -68,8 +68,6 @@ class Executor:
         self.lanes = table.lanes
         self.scheduler = Scheduler(costs["max_dispatch_ns"], costs["share_ppm"])
         self.recorder = Recorder(server.record)
-        self.recorder.state(self.scheduler, _core.now())
-        server.keep_record(True)
         table.schedule(self.scheduler, self.recorder, costs)
         self.plan = plan
         self.spin_ns: int = plan["spin_ns"]
@@ -261,6 +259,8 @@ class Executor:
             # No gap came up, and perhaps nobody submits any more: patience ends even so.
             patience_ns = self._chore_since_ns + CHORE_PATIENCE_NS
             until_ns = min(until_ns, patience_ns) if until_ns else patience_ns
+        if not self._control_due_ns:
+            return  # there is something to tell first
         woke = self.server.wait(until_ns, spin_until_ns)
         if woke & WOKE_CONTROL:
             self._control_due_ns = 0

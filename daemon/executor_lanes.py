@@ -31,6 +31,7 @@ from taktd.ipc import _core
 
 __all__ = ["DeviceBroken", "LaneTable", "Ledger"]
 
+OWN: Final = 0  # the number of the executor's own device's ledger
 LOST: Final = 5
 NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
 NO_CAUSE: Final = 0
@@ -104,6 +105,7 @@ class LaneTable:
         self._scheduler = scheduler
         self._recorder = recorder
         self._costs = costs
+        self._keep_record(False)
 
     # ---- messages ----
 
@@ -116,7 +118,7 @@ class LaneTable:
             case "lane.swap":
                 self.chores.append(self._swapped(ledger, message, descriptors))
             case "lane.remove":
-                self.chores.append(self._removed(ledger, message["lane"]))
+                self.chores.append(self._removed(ledger, message["lane"], message.get("status")))
             case "lane.attached":
                 self._attached(ledger, message["lane"])
             case "release":
@@ -144,8 +146,8 @@ class LaneTable:
         yield from self._bring_in(ledger, entry, *descriptors)
         self._done(ledger, message["lane"], "swap", dropped)
 
-    def _removed(self, ledger: Ledger, lane: int) -> Chore:
-        self._done(ledger, lane, "remove", self._take_out(ledger.base + lane))
+    def _removed(self, ledger: Ledger, lane: int, status: int | None) -> Chore:
+        self._done(ledger, lane, "remove", self._take_out(ledger.base + lane, status))
         yield
 
     def _done(self, ledger: Ledger, lane: int, op: str, dropped: int) -> None:
@@ -166,8 +168,9 @@ class LaneTable:
         if ledger.owned:
             self._activate(ledger, lane)
 
-    def _take_out(self, index: int) -> int:
-        """The client is gone: queued jobs never reach the device. Returns how many jobs were dropped."""
+    def _take_out(self, index: int, status: int | None = None) -> int:
+        """The client is gone, or is told that its lane ends (status): queued jobs never reach the device. Returns how
+        many jobs were dropped."""
         lane = self.lanes.pop(index, None)
         if lane is None:
             return 0
@@ -175,7 +178,7 @@ class LaneTable:
         if self._scheduler.knows(index):
             self._scheduler.remove(index)
             self._recorder.remove(index, _core.now())
-        return self._server.remove(index, None)
+        return self._server.remove(index, status)
 
     def ended(self, index: int, reason: int, now_ns: int) -> None:
         """The core has ended a lane whose client broke the protocol; the supervisor closes the connection."""
@@ -211,6 +214,9 @@ class LaneTable:
         # It alternates: what the owner before may still be writing, or its GPU, is no answer of ours.
         ledger.area = _core.succession_state(ledger.descriptor)["takeovers"] % 2
         now_ns = _core.now()
+        if ledger.number == OWN:
+            self._keep_record(True)
+            self._recorder.state(self._scheduler, now_ns)
         if how != "clean":
             self._scheduler.handover_ns = now_ns
             self._recorder.handover(now_ns, now_ns)
@@ -229,8 +235,15 @@ class LaneTable:
                 self._scheduler.remove(lane.lane)
                 self._recorder.remove(lane.lane, _core.now())
         ledger.owned = False
+        if ledger.number == OWN:
+            self._keep_record(False)
         self._server.hand_over(ledger.number)
         self.told.append({"op": "released", "device": device})
+
+    def _keep_record(self, on: bool) -> None:
+        """The journal belongs to the device: whoever serves that writes there, and nobody else."""
+        self._recorder.write = self._server.record if on else _unrecorded
+        self._server.keep_record(on)
 
     def _activate(self, ledger: Ledger, lane: ServedLane) -> tuple[int, int]:
         """Serves a lane from its ledger on. Returns how many jobs are done again, and how many are lost."""
@@ -315,6 +328,10 @@ class LaneTable:
                     lane.close()
                     self._server.remove(lane.lane, status)
         self.lanes.clear()
+
+
+def _unrecorded(kind: int, lane: int, aux: int, a: int, b: int, t_ns: int) -> None:
+    """Where the journal is another executor's."""
 
 
 def _log(level: str, message_id: str, lane: ServedLane, text: str) -> dict[str, Any]:

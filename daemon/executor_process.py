@@ -64,7 +64,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
 class Watcher(Protocol):
     """Who is told what happens to an executor."""
 
-    def plan(self, executor: ExecutorProcess) -> tuple[Message, list[int]]:
+    def configure(self, executor: ExecutorProcess) -> tuple[Message, list[int]]:
         """The configure message and its descriptors, asked for at each start."""
 
     def received(self, executor: ExecutorProcess, message: Message) -> None:
@@ -88,6 +88,7 @@ class ExecutorProcess:
         self.restarts = 0
         self.tries = 0  # starts in a row that ended before it was ready
         self.error = ""  # why it is not ready, "" while it is
+        self.keep = True  # it is started again when it dies
         self.loaded_message: Message = {}
         self.stopped = asyncio.Event()
         self.stopped.set()
@@ -103,6 +104,16 @@ class ExecutorProcess:
     def pid(self) -> int | None:
         """The process's id while it lives."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def pidfd(self) -> int:
+        """Refers to the process while it lives, -1 else. Stays ours."""
+        return self._pidfd
+
+    @property
+    def restarting(self) -> bool:
+        """It is dead and will be started again."""
+        return self.state is State.PAUSING
 
     @property
     def failure(self) -> str:
@@ -144,7 +155,7 @@ class ExecutorProcess:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, self._exited)
         loop.add_reader(link.fileno(), self._readable)
-        message, descriptors = self.watcher.plan(self)
+        message, descriptors = self.watcher.configure(self)
         self.send(message, descriptors)
 
     def drain(self) -> None:
@@ -203,6 +214,12 @@ class ExecutorProcess:
             self.stopped.set()
         else:
             self.tries = 0 if was_ready else self.tries + 1
+            if not self.keep:
+                log("error", f"executor {self.device} {why}", event="executor-died", device=self.device)
+                self._step(Event.DRAIN)
+                self.stopped.set()
+                self.watcher.died(self, was_ready)
+                return
             pause_ns = 0 if was_ready else min(PAUSE_FIRST_NS << min(self.tries - 1, 20), PAUSE_NS_MAX)
             log(
                 "error", f"executor {self.device} {why}", event="executor-died", device=self.device,

@@ -27,23 +27,34 @@ class FlightRecorder:
             folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             log("warning", f"nothing is recorded, {folder} can't be made: {error.strerror}")
-        share = size_max // max(1, len(devices))
-        self._recorders = {name: DeviceRecorder(folder, name, share) for name in devices}
-        self._cursors = dict.fromkeys(devices, 0)
+        self._size_max = size_max
+        self._recorders: dict[str, DeviceRecorder] = {}
+        self._cursors: dict[str, tuple[int, int]] = {}  # of which journal, and how far it is read
         self._asked: dict[str, int | None] = {}  # pid of the executor that was asked for its state
         self._told: dict[str, str] = {}
 
     def resize(self, size_max: int) -> None:
         """From the next segment on."""
-        for recorder in self._recorders.values():
-            recorder.size_max = size_max // len(self._recorders)
+        self._size_max = size_max
+
+    def _recorder(self, name: str) -> DeviceRecorder:
+        """Devices come and go with configurations; what a gone one left is kept until others need the space."""
+        if name not in self._recorders:
+            self._recorders[name] = DeviceRecorder(self.folder, name, 0)
+        self._recorders[name].size_max = self._size_max // len(self._recorders)
+        return self._recorders[name]
 
     def drain(self) -> None:
         """Take over what is there."""
         for name, device in self._devices.items():
-            recorder = self._recorders[name]
+            recorder = self._recorder(name)
+            journal = device.lanes.journal_fd
+            if self._cursors.get(name, (journal, 0))[0] != journal:
+                del self._cursors[name]
+            cursor = self._cursors.get(name, (journal, 0))[1]
             for _ in range(READS_AT_ONCE):
-                data, self._cursors[name], lost = _core.journal_read(device.lanes.journal_fd, self._cursors[name])
+                data, cursor, lost = _core.journal_read(journal, cursor)
+                self._cursors[name] = journal, cursor
                 if not data and not lost:
                     break
                 recorder.take(data, lost)
@@ -55,12 +66,13 @@ class FlightRecorder:
         if not recorder.needs_state:
             self._asked.pop(name, None)
         elif (
-            device.process.ready
-            and device.process.loaded_message.get("records")
-            and self._asked.get(name) != device.process.pid
+            (executor := device.recording_process) is not None
+            and executor.ready
+            and executor.loaded_message.get("records")
+            and self._asked.get(name) != executor.pid
         ):
-            self._asked[name] = device.process.pid
-            device.process.send({"op": "record.state"})
+            self._asked[name] = executor.pid
+            executor.send({"op": "record.state"})
 
     def _tell(self, name: str, recorder: DeviceRecorder) -> None:
         trouble = recorder.trouble

@@ -9,10 +9,12 @@ import difflib
 import errno
 from typing import TYPE_CHECKING, Any
 
-from taktd.daemon.config import Allow
+from taktd.daemon.config import Allow, Loop
+from taktd.daemon.device_plan import Inspection
 from taktd.daemon.lane_door import Connection, Refused
+from taktd.daemon.lane_memory import model_lane_bytes
 from taktd.daemon.lane_protocol import Kind
-from taktd.daemon.lanes import Full, Inspection, Lane, LaneState, NotReady, Taken
+from taktd.daemon.lanes import Full, Lane, LaneState, NotReady, Taken
 from taktd.daemon.limits import Charges, LimitExceeded
 from taktd.daemon.logbook import log
 from taktd.daemon.peers import Peer, Rule, own_uid, rule_of, user_name
@@ -102,6 +104,8 @@ class FrontDesk:
         )
 
     async def _attach_loop(self, device: ServedDevice, connection: Connection, name: str) -> Lane:
+        if name not in device.lanes.loops:
+            raise Refused(errno.EAGAIN, f"loop {name}: the configuration is being changed; try again")
         if device.schedule is not None and name in device.schedule.shed:
             raise Refused(errno.ENOSPC, f"loop {name} was not admitted: {device.schedule.shed[name]}")
         try:
@@ -115,15 +119,18 @@ class FrontDesk:
 
     async def _attach_model(self, device: ServedDevice, connection: Connection, name: str) -> Lane:
         uid = connection.peer.uid
+        if name not in device.inspections:
+            raise Refused(errno.EAGAIN, f"model {name}: the configuration is being changed; try again")
         if device.schedule is not None and name in (no_gap := device.schedule.verdict.get("no_gap", {})):
             raise Refused(errno.ENOSPC, no_gap[name])
-        size = device.lanes.model_lane_bytes(name)
+        model = self._supervisor.configuration.models[name]
+        size = model_lane_bytes(model, device.inspections[name])
         try:
             self.charges.charge("lane_memory", uid, size)
         except LimitExceeded as exceeded:
             raise Refused(errno.ENOSPC, str(exceeded)) from None
         try:
-            lane = await device.lanes.attach_model(name, connection)
+            lane = await device.lanes.attach_model(model, connection)
         except BaseException as error:
             self.charges.release("lane_memory", uid, size)
             if isinstance(error, NotReady):
@@ -150,10 +157,10 @@ class FrontDesk:
     def _device_of(self, lane: Lane) -> ServedDevice | None:
         return next((d for d in self._supervisor.devices.values() if d.lanes.lanes.get(lane.index) is lane), None)
 
-    def lane_ended(self, lane: Lane, reason: int) -> None:
-        """The executor has thrown the client out, or could not take its lane over."""
+    def lane_ended(self, lane: Lane, reason: int, text: str) -> None:
+        """The executor has thrown the client out (reason), or a change has ended the lane (text)."""
         connection = lane.owner
-        why = DETACH_REASONS.get(reason, "its executor was replaced")
+        why = text or DETACH_REASONS.get(reason, "its executor was replaced")
         self._uncharge(lane)
         log("warning", f"lane of {lane.name} ended: {why}", lane=lane.id, client=connection)
         if isinstance(connection, Connection):
@@ -170,18 +177,31 @@ class FrontDesk:
                 {
                     "name": name, "model": loop.model, "device": loop.device, "period_ns": loop.period_ns,
                     "deadline_ns": loop.deadline_ns, "jitter_ns": loop.jitter_ns, "criticality": loop.criticality,
-                    "trigger": loop.trigger,
+                    "trigger": loop.trigger, "fallback": fallbacks_told(loop),
                     "attached": devices[loop.device].lanes.loops[name].state is LaneState.ATTACHED,
                     **_signature(devices[loop.device].inspections[loop.model]),
                 }
                 for name, loop in configuration.loops.items()
-                if loop.device in devices
+                if loop.device in devices and name in devices[loop.device].lanes.loops
             ]  # fmt: skip
         return [
             {"name": name, "device": model.device, **_signature(devices[model.device].inspections[name])}
             for name, model in configuration.models.items()
-            if model.device is not None and model.device in devices
+            if model.device is not None and model.device in devices and name in devices[model.device].inspections
         ]
+
+
+def fallbacks_told(loop: Loop) -> list[dict[str, Any]]:
+    """Who answers when the device does not, in order. hold and constant are the client library's to give."""
+    told = []
+    for one in loop.fallback:
+        entry: dict[str, Any] = {"kind": one.kind}
+        if one.kind == "device":
+            entry |= {"device": one.device, "model": one.model or loop.model}
+        elif one.kind == "constant":
+            entry["constant"] = one.constant
+        told.append(entry)
+    return told
 
 
 def _signature(inspection: Inspection) -> dict[str, Any]:

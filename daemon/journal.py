@@ -25,6 +25,8 @@ MESSAGE_IDS: Final[dict[str, str]] = {
     "model-removed": "7373626e179b43bcab200c88e7c35481",
     "door-open": "f657d2fc09fd4951a0bc775d9c22e4f1",
     "gateway-died": "1c8d370bc7884b60b9a330d9d19d617e",
+    "handover": "b7c1f0a4e1a94c0d9f2f3c5d6a8e7b10",
+    "stand-in-lost": "2f6d1c9be0b84a7f8d35a1e47c90b3d2",
     "fault-injected": "d9de4908c48646ed92183bb441a38c0f",
 }
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from taktd.daemon import costs, statistics
 from taktd.daemon.cost_file import cost_document
+from taktd.daemon.front_desk import fallbacks_told
 from taktd.daemon.lanes import LaneState
 
 if TYPE_CHECKING:
+    from taktd.daemon.served_device import ServedDevice
     from taktd.daemon.supervisor import Supervisor
 
 
@@ -61,7 +63,10 @@ class StatusBook:
     def _loop_line(self, name: str) -> dict[str, Any]:
         full = self._loop(name)
         counters = full.pop("statistics", None) or {}
-        kept = ("name", "model", "device", "attached", "served", "not_served", "client")
+        kept = (
+            "name", "model", "device", "attached", "served", "not_served", "client", "served_by", "role", "since_ns",
+            "why", "switches", "certified", "not_certified",
+        )  # fmt: skip
         line = {key: full[key] for key in kept}
         line["jobs"] = counters.get("submitted", 0)
         for key in ("late", "expired", "failed", "lost"):
@@ -76,21 +81,26 @@ class StatusBook:
             "name": name, "model": loop.model, "device": loop.device, "period_ns": loop.period_ns,
             "deadline_ns": loop.deadline_ns, "jitter_ns": loop.jitter_ns, "criticality": loop.criticality,
             "on_late": loop.on_late, "trigger": loop.trigger, "attached": False, "lane": None, "client": None,
-            "served": False, "not_served": None, "cost_ns": None, "margin_ns": None, "confirmed": None,
+            "served": False, "served_by": None, "role": None, "since_ns": 0, "why": "", "switches": {},
+            "certified": False, "not_certified": "not served yet", "fallback": fallbacks_told(loop),
+            "not_served": None, "cost_ns": None, "margin_ns": None, "confirmed": None,
             "statistics": None,
         }  # fmt: skip
         if device is None:
             return result
-        lane = device.lanes.loops[name]
+        lane = device.lanes.loops.get(name)
+        if lane is None:
+            return result  # a change is being made
         result["attached"] = lane.state is LaneState.ATTACHED
         result["lane"] = lane.state.value
         if lane.owner is not None and lane.state is LaneState.ATTACHED:
             result["client"] = {"name": lane.owner.client, "uid": lane.owner.peer.uid, "pid": lane.owner.peer.pid}
         result["statistics"] = statistics.read(device.lanes.stats_fd, lane.stats_block)
         schedule = device.schedule
+        result |= self._service(name, device)
         if schedule is not None:
             result["not_served"] = schedule.shed.get(name)
-            result["served"] = device.process.ready and name not in schedule.shed
+            result["served"] = result["served_by"] is not None
             task = schedule.serve["tasks"].get(name)
             result["cost_ns"] = task["cost_ns"] if task else None
             verdicts = {v["name"]: v for v in schedule.verdict.get("loops", ())}
@@ -98,6 +108,20 @@ class StatusBook:
             said = device.confirmed.get(name)
             result["confirmed"] = None if said is None else not said
         return result
+
+    def _service(self, name: str, device: ServedDevice) -> dict[str, Any]:
+        """Who serves a loop, since when and why, and whether its deadlines are promised."""
+        serving, schedule = device.serving, device.schedule
+        by: str | None = serving.home if serving is not None else None
+        if serving is not None and (serving.schedule is None or name not in serving.schedule.serve["tasks"]):
+            by = None  # a stand-in for other loops of the device, or the loop was shed
+        missing = "nobody serves it" if by is None else ""
+        reason = missing or device.not_certified() or self._supervisor.devices.stand_in_reason(name, device)
+        return {
+            "served_by": by, "role": device.role if by is not None else None, "since_ns": device.since_ns,
+            "why": device.why, "switches": dict(device.switches), "not_certified": reason,
+            "certified": not reason and schedule is not None and device.certified,
+        }  # fmt: skip
 
     async def loops(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"loops": [self._loop(name) for name in self._supervisor.configuration.loops]}
@@ -108,7 +132,7 @@ class StatusBook:
         for name, model in s.configuration.models.items():
             device = s.devices.get(model.device or "")
             entry: dict[str, Any] = {"name": name, "path": model.path, "device": model.device}
-            if device is not None:
+            if device is not None and name in device.inspections:
                 inspection = device.inspections[name]
                 entry |= {
                     "digest": inspection["digest"], "runtime": inspection["runtime"],
@@ -116,7 +140,7 @@ class StatusBook:
                     "measured": device.measured.get(name, {}), "dispatch_ns": device.dispatch_ns,
                     "no_gap": device.schedule.verdict.get("no_gap", {}).get(name) if device.schedule else None,
                     "lanes": sum(1 for lane in device.lanes.lanes.values() if lane.name == name and lane.owner),
-                    "statistics": statistics.read(device.lanes.stats_fd, device.lanes.stats_blocks["model", name]),
+                    "statistics": statistics.read(device.lanes.stats_fd, device.lanes.stats_block("model", name)),
                 }  # fmt: skip
             result.append(entry)
         return {"models": result}

@@ -16,17 +16,19 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon import idle_latency, metrics, reload, runtime_folder
+from taktd.daemon import idle_latency, metrics, runtime_folder
 from taktd.daemon.activation import inherited_sockets
-from taktd.daemon.certification import Evidence, NotAdmitted, judge
+from taktd.daemon.certification import Evidence, Judgement, NotAdmitted, judge
+from taktd.daemon.change import Judge
 from taktd.daemon.config import Configuration, ConfigurationRefused, Model, load
 from taktd.daemon.control_door import ControlDoor, ControlError, Operation
+from taktd.daemon.device_plan import FallbackRefused, Inspection, plans_of
+from taktd.daemon.devices import Devices
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
 from taktd.daemon.events import LOOK_S, EventFeed
-from taktd.daemon.executor_process import ExecutorProcess, State
-from taktd.daemon.fallback import fallback_problems
+from taktd.daemon.executor_process import State
 from taktd.daemon.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
@@ -34,16 +36,17 @@ from taktd.daemon.gateway_process import GatewayProcess, wanted
 from taktd.daemon.http_door import HttpDoor, state_page
 from taktd.daemon.inspection import Inspector, ModelRefused
 from taktd.daemon.lane_door import LaneDoor
-from taktd.daemon.lanes import Inspection
+from taktd.daemon.lanes import Lane
 from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
+from taktd.daemon.member import Member, Schedule, TooMuch
 from taktd.daemon.model_commands import ModelCommands
 from taktd.daemon.notify import Notifier
 from taktd.daemon.peers import own_uid
-from taktd.daemon.served_device import Schedule, ServedDevice, TooMuch
+from taktd.daemon.reload import Reloader
+from taktd.daemon.served_device import STAND_IN
 from taktd.daemon.status import StatusBook
 from taktd.daemon.store import StoreError, resolved
-from taktd.ipc import _core
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
 EXIT_FAILED: Final = 1
@@ -71,14 +74,15 @@ class Supervisor:
     def __init__(self, file: Path, configuration: Configuration, environment: MutableMapping[str, str]) -> None:
         self.file = file
         self.configuration = configuration
-        self.epoch = 1
+        self.epoch = self._last_epoch = 1
         self.runtime = runtime_folder.runtime_folder(environment, own_uid())
         self.state = runtime_folder.state_folder(environment, own_uid())
         self.notifier = Notifier(environment)
         self.inherited = inherited_sockets(environment)
         self._idle_latency = idle_latency.hold(environment)  # open as long as we live
         self.charges = Charges(configuration.limits)
-        self.devices: dict[str, ServedDevice] = {}
+        self.devices = Devices(self.state, self)
+        self.reloader = Reloader(self)
         self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
@@ -94,7 +98,7 @@ class Supervisor:
         self._failure: asyncio.Future[None] | None = None  # set to an exception when the start can't succeed
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
-        self._reloading = asyncio.Lock()
+        self._judged = False
 
     # ---- start to end ----
 
@@ -113,7 +117,7 @@ class Supervisor:
                 if ended.done() and not ended.cancelled() and (error := ended.exception()):
                     raise error
             return 0
-        except (ModelRefused, NotAdmitted, TooMuch) as refused:
+        except (ModelRefused, NotAdmitted, TooMuch, FallbackRefused) as refused:
             raise StartRefused(str(refused), EXIT_CONFIGURATION) from None
         finally:
             for task in (work, stop, watch):
@@ -153,20 +157,21 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def _hang_up(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reload_and_log())
+        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(self.reloader.hang_up())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
     async def _serve(self) -> None:
         """The whole of a run: start everything, then keep telling how it goes. Ends by cancellation."""
         self.notifier.status("inspecting models")
-        inspections = await self._inspect(self.configuration)
-        if problems := fallback_problems(self.configuration, inspections):
-            raise StartRefused("\n".join(problems), EXIT_CONFIGURATION)
-        for name in self.configuration.devices:
-            self.devices[name] = ServedDevice(
-                name, self.configuration, inspections, self.epoch, self.state, self, self.desk.lane_ended
-            )
+        plans = plans_of(self.configuration, await self.inspect(self.configuration))
+        coming = {name: self.devices.add(name, self.configuration) for name in plans}
+        arrangements = {name: device.lanes.arrange(plans[name]) for name, device in coming.items()}
+        self.devices.install(plans)
+        for name, device in coming.items():
+            device.lanes.install(arrangements[name])
+            followed = {at: arrangements[at] for at in (name, *plans[name].homes)}
+            device.member = self.devices.make(plans[name], followed, self.epoch)
         size_max = self.configuration.recording.size_bytes
         self.recorder = FlightRecorder(self.state / "recordings", self.devices, size_max)
         self._open_doors()
@@ -185,7 +190,8 @@ class Supervisor:
             self._changed.clear()
             self._tell()
 
-    async def _inspect(self, configuration: Configuration) -> dict[str, Inspection]:
+    async def inspect(self, configuration: Configuration) -> dict[str, Inspection]:
+        """Every model's inspection by name. Raises ModelRefused."""
         inspector = Inspector(self.state / "inspections")
         gate = asyncio.Semaphore(INSPECTIONS_AT_ONCE)
 
@@ -221,8 +227,8 @@ class Supervisor:
         pages = {
             "/metrics": lambda: (200, metrics.CONTENT_TYPE, metrics.exposition(self)),
             "/health/live": lambda: state_page(True, "live"),
-            "/health/ready": lambda: state_page(self.ready, self._status_text()),
-            "/health/certified": lambda: state_page(self.certified, self._status_text()),
+            "/health/ready": lambda: state_page(self.ready, self.status_text()),
+            "/health/certified": lambda: state_page(self.certified, self.status_text()),
         }
         self.http_door = HttpDoor(address, pages)
         try:
@@ -240,16 +246,14 @@ class Supervisor:
 
     # ---- what the devices say ----
 
-    def device_loaded(self, device: ServedDevice) -> None:
+    def member_loaded(self, member: Member) -> None:
         """When the last one has loaded, admission decides for all of them."""
-        if not all(d.process.loaded_message for d in self.devices.values()):
+        members = {name: device.member for name, device in self.devices.items()}
+        if self._judged or not all(m.process.loaded_message for m in members.values()):
             return
-        evidence = {
-            name: Evidence(d.measured, d.dispatch_ns, d.rights, d.measured_real_time)
-            for name, d in self.devices.items()
-        }
+        self._judged = True
         try:
-            judgements = judge(self.configuration, evidence, real_time_share_ppm())
+            judgements = self.judge_for(self.configuration)(members)
         except NotAdmitted as refusal:
             self._fail(refusal)
             return
@@ -258,14 +262,29 @@ class Supervisor:
                 log("warning", warning, device=name)
             for loop, why in judged.shed.items():
                 log("warning", f"loop {loop} is not served, it does not fit: {why}", device=name, loop=loop)
+            for loop, why in judged.standby_reason.items():
+                log("warning", f"loop {loop}: its stand-in on {name} is not certified: {why}", device=name, loop=loop)
             if judged.reason:
                 log("warning", f"device {name} is not certified: {judged.reason}", device=name)
-            schedule = Schedule(judged.serve, judged.shed, judged.certified, judged.reason, judged.verdict)
-            self.devices[name].serve(schedule)
+            members[name].serve(Schedule.of(judged))
         self.watch.certify()
+
+    def judge_for(self, configuration: Configuration) -> Judge:
+        """Admission of a configuration by what executors have measured."""
+
+        def judge_members(members: Mapping[str, Member]) -> dict[str, Judgement]:
+            evidence = {
+                name: Evidence(m.measured, m.dispatch_ns, m.rights, m.measured_real_time)
+                for name, m in members.items()
+            }
+            return judge(configuration, evidence, real_time_share_ppm())
+
+        return judge_members
 
     def _ground_moved(self, device: str, lost: tuple[Lost, ...]) -> None:
         """What the measurements rested on has changed, or is back."""
+        if device not in self.devices:
+            return  # gone by a change
         self.devices[device].lost = lost
         for loss in lost:
             log(
@@ -280,16 +299,20 @@ class Supervisor:
         for device in self.devices.values():
             device.confirm_costs()
 
-    def device_changed(self, device: ServedDevice) -> None:
-        """An executor became ready or died."""
-        process = device.process
-        # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot.
-        if not self.announced and not process.ready and process.tries and not process.awaits_device:
-            if process.failure:
-                self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
-            elif process.tries >= FIRST_TRIES_MAX:
-                self._fail(StartRefused(f"executor {device.name} does not start: it {process.error}"))
+    def devices_changed(self) -> None:
+        """An executor became ready, died, or serves something else."""
+        for device in self.devices.values() if not self.announced else ():
+            process = device.process
+            # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot.
+            if not process.ready and process.tries and not process.awaits_device:
+                if process.failure:
+                    self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
+                elif process.tries >= FIRST_TRIES_MAX:
+                    self._fail(StartRefused(f"executor {device.name} does not start: it {process.error}"))
         self._changed.set()
+
+    def lane_ended(self, lane: Lane, reason: int, text: str) -> None:
+        self.desk.lane_ended(lane, reason, text)
 
     def _fail(self, error: Exception) -> None:
         assert self._failure is not None
@@ -300,19 +323,22 @@ class Supervisor:
     def ready(self) -> bool:
         """Doors open, every loop that was admitted is answered by an executor."""
         doors = self.lane_door is not None and self.control_door is not None
-        return doors and bool(self.devices) and all(device.process.ready for device in self.devices.values())
+        return doors and bool(self.devices) and all(device.serving for device in self.devices.values())
 
     @property
     def certified(self) -> bool:
         """Ready, and every device's promise is proven under the rights it has now."""
-        return self.ready and all(device.certified for device in self.devices.values())
+        return self.ready and all(
+            device.certified and not any(self.devices.stand_in_reason(loop, device) for loop in device.served_loops())
+            for device in self.devices.values()
+        )
 
     def gateway_changed(self) -> None:
         """It listens, or has died."""
         self._changed.set()
 
     def _tell(self) -> None:
-        text = self._status_text()
+        text = self.status_text()
         if self.gateway is not None:
             if self.ready and self.gateway.state is State.STOPPED:
                 self.gateway.start()  # only now: it must not disturb the measuring
@@ -326,34 +352,42 @@ class Supervisor:
         else:
             self.notifier.status(text)
 
-    def _status_text(self) -> str:
-        up = [d for d in self.devices.values() if d.process.ready]
+    def status_text(self) -> str:
+        """One line for systemd and the log."""
+        up = [d for d in self.devices.values() if d.serving]
         loops = sum(len(d.served_loops()) for d in up)
-        missing = [f"{d.name}: {d.process.error or 'loading'}" for d in self.devices.values() if not d.process.ready]
+        missing = [f"{d.name}: {d.process.error or 'loading'}" for d in self.devices.values() if not d.serving]
         if missing:
             return f"not ready: {'; '.join(missing)}"
-        return f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}"
+        stand_ins = [f"{d.name} by its stand-in {d.serving.home}" for d in up if d.serving and d.role == STAND_IN]
+        told = f", {', '.join(stand_ins)}" if stand_ins else ""
+        return f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}"
 
     def _feed_watchdog(self) -> None:
-        """Not while an executor can't be made to serve: then systemd shall start us again."""
-        if all(d.process.ready or d.process.tries < HOPELESS_TRIES for d in self.devices.values()):
+        """Not while nobody can be made to serve a loop: then systemd shall start us again."""
+        if all(self.devices.can_be_served(device, HOPELESS_TRIES) for device in self.devices.values()):
             self.notifier.feed_watchdog()
 
     # ---- another configuration ----
 
-    async def _reload_and_log(self) -> None:
-        try:
-            done = await self.reload()
-            log("notice", done, event="reload-done", epoch=self.epoch)
-        except (ControlError, ConfigurationRefused) as refused:
-            hint = f"\nto do: {refused.hint}" if isinstance(refused, ControlError) and refused.hint else ""
-            log("error", f"the configuration is refused, the running one stays:\n{refused}{hint}", event="refused")
-
     async def _reload_asked(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {"message": await self.reload(), "epoch": self.epoch}
-        except ConfigurationRefused as refused:
-            raise ControlError(str(refused), "the running configuration stays") from None
+        return {"message": await self.reloader.reload(), "epoch": self.epoch}
+
+    def next_epoch(self) -> int:
+        """A number that no configuration has had."""
+        self._last_epoch += 1
+        return self._last_epoch
+
+    def apply(self, configuration: Configuration, epoch: int) -> None:
+        """What is the supervisor's alone: from now on these limits, rights and names hold."""
+        self.configuration, self.epoch = configuration, epoch
+        self.charges.limits = configuration.limits
+        if self.recorder is not None:
+            self.recorder.resize(configuration.recording.size_bytes)
+        self.desk.rules_changed()
+        self.watch.follow({device.name: frozenset(device.cores) for device in configuration.devices.values()})
+        self.watch.certify()
+        self._changed.set()
 
     async def _record_asked(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.recorder is not None
@@ -368,38 +402,7 @@ class Supervisor:
 
     async def change_model(self, name: str, version: int) -> str:
         """Serve another version of a model. Raises ControlError; then nothing has changed."""
-        try:
-            return await self.reload({name: version})
-        except ConfigurationRefused as refused:
-            raise ControlError(str(refused), "the running configuration stays") from None
-
-    async def reload(self, chosen: Mapping[str, int] | None = None) -> str:
-        """Read the file again and take over what changed, all of it or nothing. A sentence on what was done.
-
-        chosen: versions of models to serve instead of the active ones.
-        """
-        async with self._reloading:
-            self.notifier.reloading(_core.now())
-            try:
-                new = await asyncio.to_thread(lambda: resolved(load(self.file), chosen))
-                changed = reload.differences(self.configuration, new)
-                if not changed:
-                    return "reload: nothing has changed"
-                if fixed := [".".join(path) for path in changed if not reload.applicable(path)]:
-                    raise ControlError(
-                        f"can't be changed while taktd runs: {', '.join(fixed)}", "restart taktd to apply it"
-                    )
-                self.configuration = new
-                self.charges.limits = new.limits
-                if self.recorder is not None:
-                    self.recorder.resize(new.recording.size_bytes)
-                self.desk.rules_changed()
-                self.epoch += 1
-                return f"reload: epoch {self.epoch}, changed {', '.join('.'.join(path) for path in changed)}"
-            except StoreError as error:
-                raise ControlError(str(error), error.hint) from None
-            finally:
-                self.notifier.ready(self._status_text())
+        return await self.reloader.change_model(name, version)
 
     # ---- the end ----
 
@@ -409,18 +412,8 @@ class Supervisor:
         self.notifier.stopping("stopping")
         if self.lane_door is not None:
             self.lane_door.stop_listening()
-        processes: list[ExecutorProcess | GatewayProcess] = [*(device.process for device in self.devices.values())]
-        if self.gateway is not None:
-            processes.append(self.gateway)
-        for process in processes:
-            process.drain()
-        waits = [asyncio.create_task(process.stopped.wait()) for process in processes]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=DRAIN_S_MAX)
-            if late:
-                for process in processes:
-                    process.kill()
-                await asyncio.wait(late, timeout=KILL_S_MAX)
+        others = [self.gateway] if self.gateway is not None else []
+        await self.devices.stop(others, DRAIN_S_MAX, KILL_S_MAX)
         if self.lane_door is not None:
             await self.lane_door.close("taktd stops")
         if self.control_door is not None:
@@ -429,8 +422,7 @@ class Supervisor:
             await self.http_door.close()
         if self.recorder is not None:
             self.recorder.close()
-        for device in self.devices.values():
-            device.close()
+        self.devices.close()
         held = {kind: self.charges.held(kind) for kind in ("connections", "lanes", "lane_memory")}
         if any(held.values()):
             log("error", f"still charged at the end, a defect of taktd: {held}")

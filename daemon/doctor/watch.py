@@ -36,10 +36,17 @@ class MachineWatch:
         self._changed = changed
         self._tree = tree or Tree()
         everywhere = watched_cores(self._tree, Subject())
+        self._everywhere = everywhere
         self._cores = {device: own or everywhere for device, own in cores.items()}
         self._read_gpus = read_gpus
         self._certified: dict[str, Preconditions] = {}
         self._lost: dict[str, tuple[Lost, ...]] = dict.fromkeys(cores, ())
+
+    def follow(self, cores: Mapping[str, frozenset[int]]) -> None:
+        """Another configuration: look at these devices from now on."""
+        self._cores = {device: own or self._everywhere for device, own in cores.items()}
+        self._lost = {device: self._lost.get(device, ()) for device in cores}
+        self._certified = {device: state for device, state in self._certified.items() if device in cores}
 
     def _capture(self) -> dict[str, Preconditions]:
         readings = self._read_gpus() if self._read_gpus is not None else None
@@ -52,8 +59,10 @@ class MachineWatch:
     def look(self, now: Mapping[str, Preconditions] | None = None) -> None:
         """Compare once, and tell what changed since the last look."""
         for device, state in (self._capture() if now is None else now).items():
+            if device not in self._cores:
+                continue  # gone while it was looked at
             found = lost(self._certified[device], state) if device in self._certified else ()
-            if _names(found) != _names(self._lost[device]):
+            if _names(found) != _names(self._lost.get(device, ())):
                 self._lost[device] = found
                 self._changed(device, found)
 
