@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.fakes.cuda.simulated import Simulated
 from tests.running import Running
+
+# How long an example takes says something about the machine, never about the code under test.
+settings.register_profile("taktd", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("taktd")
 
 # Before anything imports ONNX Runtime, here as in the daemon.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
