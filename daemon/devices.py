@@ -72,6 +72,7 @@ class Devices(Mapping[str, ServedDevice]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._began_ns = _core.now()
         self.changing = False  # a change decides who serves what
+        self._dying: set[Member] = set()  # succeeded for it, but not proven dead yet
 
     def __getitem__(self, name: str) -> ServedDevice:
         return self._devices[name]
@@ -180,6 +181,7 @@ class Devices(Mapping[str, ServedDevice]):
             member.deaths_ns = [t for t in member.deaths_ns if now_ns - t < DEATHS_SPAN_NS] + [now_ns]
         if not member.process.restarting:
             self.members.discard(member)
+        self._dying.discard(member)
         for name in member.devices:
             device = self.find(name)
             device.lanes.left(member)
@@ -199,6 +201,10 @@ class Devices(Mapping[str, ServedDevice]):
         device = self.find(message.get("device", member.home))
         if message["op"] == "took":
             self._took(device, member, message)
+        elif message["op"] == "released":
+            if device.serving is member:
+                device.lost_executor(_core.now())
+                self.choose(device)
         elif message["op"] in ("lane.done", "lane.ended"):
             device.lanes.received(member, message)
             self.choose(device)
@@ -215,6 +221,8 @@ class Devices(Mapping[str, ServedDevice]):
             cause = device.switching or "died"  # without a word, and without the lock in its hand
         else:
             cause = str(how)
+            if before is not None:
+                self._dying.add(before)
         device.took(member, cause, _core.now())
         text = f"{device.name} is served by {member} ({device.role}): {cause}"
         loud = device.role != PRIMARY or cause in ("died", "hung", "failed", "return")
@@ -249,7 +257,7 @@ class Devices(Mapping[str, ServedDevice]):
         """Say in the ledger who is next if the one that serves can't any more; give the loops back when it is time."""
         if device.switching or device.lanes.closed or device._member is None:
             return
-        able = [m for m in self.line(device) if m is not device.serving and device.lanes.synced(m)]
+        able = [m for m in self.line(device) if m is not device.serving and self._can_take(device, m)]
         if not device.switches and able and able[0] is not device.member and self._patient(device):
             able = []
         if able:
@@ -259,6 +267,9 @@ class Devices(Mapping[str, ServedDevice]):
         home = device.member
         if device.serving is not None and device.serving is not home and home in able and not self.changing:
             self._give_back(device, home)
+
+    def _can_take(self, device: ServedDevice, member: Member) -> bool:
+        return member not in self._dying and device.lanes.synced(member)
 
     def _patient(self, device: ServedDevice) -> bool:
         left_ns = self._began_ns + START_PATIENCE_NS - _core.now()

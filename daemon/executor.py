@@ -29,6 +29,7 @@ from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
 from taktd.daemon.record import Recorder
 from taktd.daemon.rights import take_rights
 from taktd.daemon.scheduler import Scheduler
+from taktd.daemon.served_lane import ServedLane
 from taktd.daemon.watch_thread import start_watch
 from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
 from taktd.ipc import _core
@@ -39,10 +40,11 @@ EXIT_BROKEN: Final = 4  # the device failed for good in this process; another on
 EXIT_FAILED: Final = 3  # a model could not be served; the supervisor has been told which and why
 DUTY_EVERY_NS: Final = 200_000  # how often the account of time awake is brought up to date
 CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its control socket this often
-CHORE_GAP_NS: Final = 1_000_000  # a step of a chore waits for a gap of this length
+CHORE_GAP_NS: Final = 500_000  # a step of a chore waits for a gap of this length
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
 COLD_NS: Final = 300_000  # after that long without a run, caches hold something else
 CLOSED_LOOP_NS: Final = 100_000  # a job that comes this soon after the last answer comes from a closed loop
+WARM_LEAD_NS: Final = 150_000  # a warming run ends this long before a predicted release, if it takes its cost
 SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twice a wake-up's p99
 
 DONE: Final = object()
@@ -69,7 +71,6 @@ class Executor:
         self.scheduler = Scheduler(costs["max_dispatch_ns"], costs["share_ppm"])
         self.recorder = Recorder(server.record)
         table.schedule(self.scheduler, self.recorder, costs)
-        self.plan = plan
         self.spin_ns: int = plan["spin_ns"]
         self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
         self.in_line = True  # some ledger is not ours, and may become so
@@ -241,16 +242,11 @@ class Executor:
         yielding = self.duty.yielding
         spin_until_ns = 0 if yielding else self._spin_until_ns
         if predicted_ns and not yielding and self.spin_ns:
-            lane = self.lanes[wait.lane]
-            warm_ns = predicted_ns - SPIN_LEAD_NS - lane.cost_ns
-            if now_ns < warm_ns:
-                until_ns = min(until_ns, warm_ns) if until_ns else warm_ns
-            else:
+            awake_ns = self._expect(self.lanes[wait.lane], predicted_ns, now_ns)
+            if awake_ns <= now_ns:
                 spin_until_ns = self._spin_until_ns = predicted_ns + SPIN_LEAD_NS
-                if now_ns - lane.ended_ns > COLD_NS and now_ns + lane.cost_ns <= self.scheduler.next_release(now_ns):
-                    lane.warm()
-                    lane.ended_ns = now_ns
-                    return
+            elif not until_ns or awake_ns < until_ns:
+                until_ns = awake_ns
         if yielding and not until_ns:
             until_ns = now_ns + YIELD_NS
         elif yielding:
@@ -267,6 +263,17 @@ class Executor:
         if woke & WOKE_SUCCESSION:
             self.in_line = True
 
+    def _expect(self, lane: ServedLane, predicted_ns: int, now_ns: int) -> int:
+        """When to be awake for a release that is predicted; warms the engine before, in time that no loop can need."""
+        warm_ns = predicted_ns - WARM_LEAD_NS - lane.cost_ns
+        if warm_ns - lane.ended_ns > COLD_NS:
+            if now_ns < warm_ns:
+                return warm_ns
+            if now_ns + lane.cost_ns <= min(predicted_ns - SPIN_LEAD_NS, self.scheduler.next_release(now_ns)):
+                lane.warm()
+                lane.ended_ns = now_ns
+        return predicted_ns - SPIN_LEAD_NS
+
     def _tell(self) -> None:
         """Engines' failures and broken promises, in words. Kept until now: nothing is sent on the real-time path."""
         for lane, kept, at_ns in self.scheduler.alarms:
@@ -279,10 +286,6 @@ class Executor:
     def _succeed(self) -> None:
         """Takes over the ledgers that have passed to this executor, and lets go of those it is asked for."""
         for number, what in self.server.successions():
-            if what != "asked" and self.plan.get("prepare"):
-                # Prepared beside another executor, with less than it will need: from here on it serves.
-                take_rights(self.plan["cores"], self.plan["priority"])
-                self.plan["prepare"] = None
             self.table.succession(number, what)
         self.in_line = not self.table.owns_all
         self._control_due_ns = 0  # there is something to tell
@@ -354,7 +357,11 @@ def _run(link: ExecutorLink) -> int:
     if member is None:  # alone: nobody else can serve this ledger
         member = os.getpid()
         _core.succession_set(ledger_fd, member)
-    table.join(member, prepared.rights)
+    rights = prepared.rights
+    if plan.get("prepare"):
+        # Asleep from here on, and awake at once when it is its turn: whoever serves on these cores is a step above.
+        rights = take_rights(plan["cores"], max(1, plan["priority"] - 1))
+    table.join(member, rights)
     link.send({"op": "ready"})
     try:
         executor.serve()

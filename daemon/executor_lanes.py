@@ -122,7 +122,7 @@ class LaneTable:
             case "lane.attached":
                 self._attached(ledger, message["lane"])
             case "release":
-                self.release(ledger.device)
+                self.chores.append(self._released(ledger))
             case "owner":
                 self._server.set_pidfd(ledger.number, message["member"], *descriptors)
             case other:
@@ -204,7 +204,7 @@ class LaneTable:
         """News of a ledger: it is ours now, or the supervisor asks us to let go of it."""
         ledger = next(one for one in self.ledgers.values() if one.number == number)
         if what == "asked":
-            self.release(ledger.device)
+            self.chores.append(self._released(ledger))
         else:
             self._took(ledger, what)
 
@@ -227,9 +227,13 @@ class LaneTable:
             lost += gone
         self.told.append({"op": "took", "device": ledger.device, "how": how, "resumed": resumed, "lost": lost})
 
-    def release(self, device: str) -> None:
-        """Lets another executor have the ledger, between two jobs: what is queued stays recorded there for it."""
-        ledger = self.ledgers[device]
+    def _released(self, ledger: Ledger) -> Chore:
+        """Lets another executor have the ledger, in a gap between two jobs, so that it is there for the next one.
+
+        What is queued all the same stays recorded in the ledger.
+        """
+        if not ledger.owned:
+            return  # asked twice, or it has passed on already
         for lane in self._lanes_of(ledger):
             if self._scheduler.knows(lane.lane):
                 self._scheduler.remove(lane.lane)
@@ -238,7 +242,8 @@ class LaneTable:
         if ledger.number == OWN:
             self._keep_record(False)
         self._server.hand_over(ledger.number)
-        self.told.append({"op": "released", "device": device})
+        self.told.append({"op": "released", "device": ledger.device})
+        yield
 
     def _keep_record(self, on: bool) -> None:
         """The journal belongs to the device: whoever serves that writes there, and nobody else."""

@@ -22,7 +22,7 @@ from taktd.daemon.executor_link import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX
 from taktd.daemon.executor_process import ExecutorProcess, Message
 from taktd.daemon.lanes import Arrangement, DeviceLanes
 from taktd.daemon.logbook import log
-from taktd.daemon.measurements import MeasurementStore, identity
+from taktd.daemon.measurements import MeasurementStore, identity, pause_between_ns
 
 PRIMARY: Final = "primary"
 MEASURED_WITH_RIGHTS: Final = "fifo"
@@ -93,7 +93,9 @@ class Member:
         self.ready_ns = 0
         self._store = MeasurementStore(state / "measurements")
         self._driver_plan = driver_plan(plan.device, state, allow_faults=plan.allow_faults)
-        self._identities = {m.name: identity(plan.device, m, plan.inspections[m.name]) for m in plan.models}
+        self._identities = {
+            m.name: identity(plan.device, m, plan.inspections[m.name], self._pause_ns(m.name)) for m in plan.models
+        }
         self._recall()
         self.process = ExecutorProcess(plan.name, self)
 
@@ -175,6 +177,12 @@ class Member:
         elsewhere = os.sched_getaffinity(0) - cores
         return {"cores": sorted(elsewhere or cores) if cores else [], "priority": BESIDE_PRIORITY}
 
+    def _pause_ns(self, model: str) -> int:
+        """Between the jobs of the loops that use it here, at home or as stand-in."""
+        loops = [(loop.model, loop) for loop in self.plan.loops]
+        loops += [(entry.model, entry.loop) for entry in self.plan.standby]
+        return pause_between_ns(loop.period_ns for name, loop in loops if name == model)
+
     def _model_plan(self, name: str) -> dict[str, Any]:
         model = next(m for m in self.plan.models if m.name == name)
         batching = model.batching
@@ -182,7 +190,8 @@ class Member:
             "name": name, "path": model.path, "inspection": self.plan.inspections[name],
             "max_batch": batching.max_batch if batching else 1,
             "preferred": list(batching.preferred) if batching else [],
-            "max_delay_ns": batching.max_delay_ns if batching else 0, **engine_rules(model),
+            "max_delay_ns": batching.max_delay_ns if batching else 0, "pause_ns": self._pause_ns(name),
+            **engine_rules(model),
         }  # fmt: skip
         if name in self.measured:
             entry["measured"] = self.measured[name]
@@ -222,6 +231,8 @@ class Member:
         if message["op"] == "log":
             fields = {str(key): value for key, value in message.get("fields", {}).items()}
             log(message["level"], message["text"], device=self.home, **fields)
+        elif message["op"] == "rights":
+            self.rights = message["rights"]
         else:
             self._home.member_said(self, message)
 
