@@ -76,11 +76,11 @@ def prepare(plan: dict[str, Any]) -> Prepared:
     room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
     rights = take_rights(room["cores"], room["priority"])
     prepared = Prepared(rights, {}, {}, 0)
-    open_engine = engine_opener(plan["driver"], alone="prepare" not in plan)
+    open_engine = engine_opener(plan["driver"], alone=not plan.get("prepare"))
     for name, model in models.items():
         prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
     prepared.measured = {
-        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS))
+        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS), model["pause_ns"])
         for name, model in models.items()
         if not model.get("measured")
     }
@@ -127,7 +127,7 @@ def _load(
     return guarded(engine, policies, prepared.flagged)
 
 
-def _measure(engine: WarmEngine, cap_ns: int) -> dict[int, CostJson]:
+def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int) -> dict[int, CostJson]:
     costs: dict[int, CostJson] = {}
     for size in range(1, engine.spec.max_batch + 1):
         batch = engine.batch(size)
@@ -137,6 +137,8 @@ def _measure(engine: WarmEngine, cap_ns: int) -> dict[int, CostJson]:
             clock=_core.now,
             pause=lambda ns: time.sleep(ns / 1e9),
             switches=_core.switched_out,
+            # Loops are never batched: larger batches are best effort's, which has no pauses when it matters.
+            pause_ns=pause_ns if size == 1 else 0,
         )
         costs[size] = found.as_json()
     return costs

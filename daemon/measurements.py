@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from taktd.daemon.doctor.preconditions import ground
 from taktd.daemon.doctor.tree import Tree
 from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
 from taktd.daemon.logbook import log
+from taktd.engines.measure import PAUSE_NS_MAX
 
 FORMAT: Final = 2
 
@@ -37,9 +39,16 @@ def processor() -> str:
     return platform.machine()
 
 
-def identity(device: Device, model: Model, inspection: dict[str, Any]) -> str:
+def pause_between_ns(periods_ns: Iterable[int]) -> int:
+    """How far apart the runs are that a measurement has to stand for, from the periods of the loops that use the
+    engine: the shortest, up to where longer ones change nothing; 0 for best effort alone."""
+    return min((min(period_ns, PAUSE_NS_MAX) for period_ns in periods_ns), default=0)
+
+
+def identity(device: Device, model: Model, inspection: dict[str, Any], pause_ns: int) -> str:
     """The engine's identity, as far as its timing depends on it."""
     about = {
+        "pause_ns": pause_ns,
         "format": FORMAT, "digest": inspection["digest"], "runtime": inspection["runtime"], "driver": device.driver,
         "cores": list(device.cores), "priority": device.priority, "processor": processor(),
         "kernel": platform.release(), "shapes": [t["dims"] for t in inspection["inputs"]],

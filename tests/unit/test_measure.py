@@ -27,10 +27,11 @@ class Machine:
         self.now_ns += ns
         self.paused_ns += ns
 
-    def measure(self, cap_ns: int) -> Measurement:
+    def measure(self, cap_ns: int, pause_ns: int = 0) -> Measurement:
         return measure(
-            self.run, cap_ns=cap_ns, clock=lambda: self.now_ns, pause=self.pause, switches=lambda: self.switches
-        )
+            self.run, cap_ns=cap_ns, clock=lambda: self.now_ns, pause=self.pause, switches=lambda: self.switches,
+            pause_ns=pause_ns,
+        )  # fmt: skip
 
 
 def test_a_fast_engine_is_run_until_its_tail_is_known() -> None:
@@ -68,9 +69,17 @@ class Cooling(Machine):
         super().run()
 
 
-def test_the_tail_is_that_of_runs_after_a_pause() -> None:
-    found = Cooling(37_000).measure(2_000_000_000).as_json()
+def test_the_tail_is_that_of_runs_after_a_pause_where_a_loop_has_pauses() -> None:
+    found = Cooling(37_000).measure(2_000_000_000, pause_ns=20_000_000).as_json()
     assert (found["p50_ns"], found["p99_ns"], found["p999_ns"]) == (37_000, 190_000, 190_000)
+    assert found["runs"] == RUNS_STABLE, "within the cap"
+
+
+def test_best_effort_is_measured_back_to_back() -> None:
+    machine = Cooling(37_000)
+    found = machine.measure(2_000_000_000).as_json()
+    assert (found["p50_ns"], found["p99_ns"]) == (37_000, 37_000)
+    assert machine.paused_ns < machine.now_ns // 4
 
 
 def test_runs_that_were_switched_out_are_counted_and_left_out() -> None:
