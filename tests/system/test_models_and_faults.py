@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from tests import models
 from tests.conftest import Start
@@ -205,3 +206,25 @@ def test_a_fallback_with_other_tensors_is_refused_at_start(taktd: Start, tmp_pat
         text = text.replace(old, new)
     log = ended(taktd, text)
     assert "loops.walk.fallback[0]: model small can't stand in for go1: found input x FP32[5], needed x FP32[4]" in log
+
+
+def test_an_activated_version_answers_on_the_lane_that_was_there(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(yaml(tmp_path, device=", outputs: onnx").replace("on_late: run", "on_late: run, probation: 0s"))
+    tensors = [models.value(name, models.FP32, (4,)) for name in "xy"]
+    negated = models.save(tmp_path / "neg.onnx", [helper.make_node("Neg", ["x"], ["y"])], tensors[:1], tensors[1:])
+    with running.connect() as node, node.attach("walk") as lane:
+
+        def answer() -> list[float]:
+            lane.inputs["x"][:] = [1, 2, 3, 4]
+            assert lane.infer(timeout_us=5e6).ok
+            return [float(value) for value in lane.outputs["y"]]
+
+        assert answer() == [1, 2, 3, 4]
+        assert running.taktctl("model", "add", "go1", str(negated)).returncode == 0
+        assert answer() == [1, 2, 3, 4]
+        done = running.taktctl("model", "activate", "go1", "2")
+        assert done.returncode == 0, done.stderr
+        assert answer() == [-1, -2, -3, -4]
+        assert running.taktctl("model", "rollback", "go1").returncode == 0
+        assert answer() == [1, 2, 3, 4]
+    assert running.taktctl_json("model", "list", "go1")["models"][0]["serving"] == 1
