@@ -15,7 +15,8 @@ from taktd.daemon.config import Configuration
 from taktd.daemon.costs import CRITICALITY, Load, LoopCost, Measured, loads_of, standby_cost
 
 THROTTLED_NS: Final = 50_000_000  # the kernel's real-time throttle keeps a healthy executor still for as long
-UNPRIVILEGED_NS: Final = 1_000_000_000  # without real-time rights others may keep it still for longer than that
+# Without real-time rights, or without cores of its own, others may keep it still for longer than that.
+UNPRIVILEGED_NS: Final = 1_000_000_000
 
 
 class CantStandIn(Exception):
@@ -72,6 +73,6 @@ def judge_standby(
 def hang_after_ns(configuration: Configuration, device: str, real_time: bool, throttle_ppm: int | None) -> int:
     """How long an executor with work may make no progress, beside the time its running job was admitted for."""
     shortest = min((loop.deadline_ns for loop in configuration.loops_on(device)), default=0)
-    if not real_time:
+    if not real_time or not configuration.devices[device].cores:
         return shortest + UNPRIVILEGED_NS
     return shortest + (THROTTLED_NS if throttle_ppm is not None else 0)
