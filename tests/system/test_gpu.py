@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,3 +106,58 @@ def test_a_gpu_that_is_not_there_is_answered_with_those_that_are(
 ) -> None:
     running = taktd(yaml(models.mlp(tmp_path / "policy.onnx"), device), environment=gpu, wait=False)
     eventually(lambda: said in running.log, 30, "the UUIDs are listed")
+
+
+def with_stand_in(path: Path) -> str:
+    return f"""
+devices:
+  gpu0: {{driver: cuda, gpu: "{UUID}"}}
+  cpu1: {{driver: cpu}}
+models: {{policy: {{path: "{path}"}}}}
+loops: {{walk: {{model: policy, device: gpu0, period: 400ms, on_late: run, fallback: [cpu1], fallback_uncertified: true}}}}
+"""
+
+
+def break_context(running: Running, fake: Simulated) -> None:
+    fake.inject("execute", simulated.ECC, times=1)
+
+
+def time_out(running: Running, fake: Simulated) -> None:
+    fake.inject("execute", simulated.LAUNCH_TIMEOUT, times=1)
+
+
+def lose_device(running: Running, fake: Simulated) -> None:
+    fake.control.lost = simulated.UNKNOWN
+
+
+def kill(running: Running, fake: Simulated) -> None:
+    os.kill(running.executor("gpu0")["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", [break_context, time_out, lose_device, kill], ids=lambda f: f.__name__)
+def test_the_loop_goes_on_from_the_cpu_and_comes_back(
+    taktd: Start, gpu: dict[str, str], tmp_path: Path, fault: Callable[[Running, Simulated], None]
+) -> None:
+    """FAULTS: ECC, launch time-out, device lost, a killed executor: each next job is answered, loudly by the CPU."""
+    path = models.mlp(tmp_path / "policy.onnx")
+    running = taktd(with_stand_in(path), environment=gpu)
+    fake = Simulated(tmp_path / "gpu")
+    obs = np.random.default_rng(1).standard_normal((1, 48)).astype(np.float32)
+    with running.connect() as node, node.attach("walk") as lane:
+
+        def infer() -> tuple[str, str]:
+            lane.inputs["obs"][:] = obs
+            reply = lane.infer(timeout_us=20_000_000)
+            return reply.status, reply.path
+
+        # Ready is who can answer every loop: while the engine is built, that is the CPU.
+        eventually(lambda: infer() == ("ok", "primary"), 40, "the GPU serves")
+        wanted = lane.outputs["actions"].copy()
+        fault(running, fake)
+        assert infer() == ("ok", "stand-in")
+        for _ in range(5):
+            assert infer()[0] == "ok"
+            np.testing.assert_allclose(lane.outputs["actions"], wanted, rtol=1e-5)
+        fake.heal()
+        eventually(lambda: infer() == ("ok", "primary"), 40, "the GPU serves again")
+        np.testing.assert_allclose(lane.outputs["actions"], wanted, rtol=1e-5)
