@@ -114,7 +114,8 @@ devices:
   gpu0: {{driver: cuda, gpu: "{UUID}"}}
   cpu1: {{driver: cpu}}
 models: {{policy: {{path: "{path}"}}}}
-loops: {{walk: {{model: policy, device: gpu0, period: 400ms, on_late: run, fallback: [cpu1], fallback_uncertified: true}}}}
+loops:
+  walk: {{model: policy, device: gpu0, period: 400ms, on_late: run, fallback: [cpu1], fallback_uncertified: true}}
 """
 
 
