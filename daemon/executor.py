@@ -287,8 +287,8 @@ class Executor:
         """Takes over the ledgers that have passed to this executor, and lets go of those it is asked for."""
         for number, what in self.server.successions():
             self.table.succession(number, what)
+            self._control_due_ns = 0  # there is something to tell
         self.in_line = not self.table.owns_all
-        self._control_due_ns = 0  # there is something to tell
 
     def _end(self) -> None:
         """Tells every client that its lane is over, and stops serving."""
