@@ -1,23 +1,31 @@
 """For the package tests: asks a loop at its period, re-attaches where its lane ended, tells what it saw.
 
-Usage: client.py LOOP SECONDS   Prints one JSON object: answers, ok, late, attached (how often), gap_ms (the longest
-time between two good answers), statuses, error (the first refusal, "").
+Usage: client.py LOOP SECONDS   Ends after that, or at SIGTERM, with one JSON object: answers, ok, late, attached (how
+often), gap_ms (the longest time between two good answers), last_second (good answers in the second before the end),
+statuses, error (the first refusal, "").
 """
 
 import json
+import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 
 from taktd.ipc import Detached, NotConnected, TaktError, connect
 
 
 def main() -> None:
-    name, seconds = sys.argv[1], float(sys.argv[2])
-    until = time.monotonic() + seconds
+    name, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
+
+    def end(*_: object) -> None:
+        nonlocal until
+        until = 0.0
+
+    signal.signal(signal.SIGTERM, end)
     statuses: Counter[str] = Counter()
     late = attached = 0
     last = gap = 0.0
+    recent: deque[float] = deque(maxlen=5000)
     error = ""
     while time.monotonic() < until:
         try:
@@ -33,6 +41,7 @@ def main() -> None:
                     if reply.ok:
                         gap = max(gap, now - last) if last else 0.0
                         last = now
+                        recent.append(now)
                     elif reply.status == "detached":
                         raise Detached("the lane ended")
                     if now > until:
@@ -44,6 +53,7 @@ def main() -> None:
             if last == 0.0:
                 break
             time.sleep(0.01)  # taken or not there for the moment: the loop's old client is being cleared away
+    ended = time.monotonic()
     print(
         json.dumps(
             {
@@ -52,6 +62,7 @@ def main() -> None:
                 "late": late,
                 "attached": attached,
                 "gap_ms": round(gap * 1000, 1),
+                "last_second": sum(moment > ended - 1 for moment in recent),
                 "statuses": dict(statuses),
                 "error": error,
             }
