@@ -359,8 +359,9 @@ def _run(link: ExecutorLink) -> int:
         _core.succession_set(ledger_fd, member)
     rights = prepared.rights
     if plan.get("prepare"):
-        # Asleep from here on, and awake at once when it is its turn: whoever serves on these cores is a step above.
-        rights = take_rights(plan["cores"], max(1, plan["priority"] - 1))
+        # Asleep from here on, and awake at once when it is its turn.
+        rights = take_rights(plan["cores"], plan["priority"])
+        table.told.append({"op": "rights", "rights": rights.as_json()})
     table.join(member, rights)
     link.send({"op": "ready"})
     try:
