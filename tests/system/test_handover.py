@@ -344,7 +344,8 @@ def test_a_change_that_does_worse_is_taken_back(taktd: Start, folder: Path) -> N
 def test_one_change_at_a_time(taktd: Start, folder: Path) -> None:
     running = taktd(yaml(folder, "2s"))
     said: list[str] = []
-    first = threading.Thread(target=lambda: said.append(swap(running, yaml(folder, "2s").replace("one.onnx", "two.onnx"))))
+    text = yaml(folder, "2s").replace("one.onnx", "two.onnx")
+    first = threading.Thread(target=lambda: said.append(swap(running, text)))
     first.start()
     eventually(lambda: "executors of" in running.log, 10)
     with pytest.raises(AnswerNo, match="another change is being made"):
