@@ -38,7 +38,7 @@ __all__ = ["Executor", "main"]
 
 EXIT_BROKEN: Final = 4  # the device failed for good in this process; another one may find it usable
 EXIT_FAILED: Final = 3  # a model could not be served; the supervisor has been told which and why
-DUTY_EVERY_NS: Final = 200_000  # how often the account of time awake is brought up to date
+DUTY_EVERY_NS: Final = 1_000_000  # how often the account of time awake is brought up to date
 CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its control socket this often
 CHORE_GAP_NS: Final = 500_000  # a step of a chore waits for a gap of this length
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
@@ -90,6 +90,10 @@ class Executor:
         poll, decide, clock = server.poll, scheduler.decide, _core.now
         while not self.stopped:
             now_ns = clock()
+            if now_ns >= self._duty_due_ns:  # also where there is never a pause: that is when it matters
+                self._duty_due_ns = now_ns + DUTY_EVERY_NS
+                duty.update(now_ns, server.slept_ns())
+                self._awake.away_ns()
             for entry in poll(now_ns):
                 self._take(entry, now_ns)
             if self.in_line:
@@ -235,10 +239,6 @@ class Executor:
             if gap_ns >= CHORE_GAP_NS or now_ns - self._chore_since_ns >= CHORE_PATIENCE_NS:
                 self._chore()
                 return
-        if now_ns >= self._duty_due_ns:
-            self._duty_due_ns = now_ns + DUTY_EVERY_NS
-            self.duty.update(now_ns, self.server.slept_ns())
-            self._awake.away_ns()
         yielding = self.duty.yielding
         spin_until_ns = 0 if yielding else self._spin_until_ns
         if predicted_ns and not yielding and self.spin_ns:

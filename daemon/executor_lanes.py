@@ -129,10 +129,12 @@ class LaneTable:
                 raise ValueError(f"unknown message {other!r} from the supervisor")
 
     def _attached(self, ledger: Ledger, lane: int) -> None:
-        if ledger.owned:
+        index = ledger.base + lane
+        # A client can be faster than this message: then the loop is known to have one, and what it has submitted stays.
+        if ledger.owned and self._scheduler.knows(index) and not self._scheduler.attached(index):
             now_ns = _core.now()
-            self._scheduler.reset(ledger.base + lane, now_ns)
-            self._recorder.reset(ledger.base + lane, now_ns)
+            self._scheduler.reset(index, now_ns)
+            self._recorder.reset(index, now_ns)
 
     def _added(self, ledger: Ledger, message: dict[str, Any], descriptors: list[int]) -> Chore:
         yield from self._bring_in(ledger, message, *descriptors)

@@ -126,6 +126,11 @@ class Scheduler:
         """Whether the lane was added and not removed since."""
         return lane in self._sources
 
+    def attached(self, lane: int) -> bool:
+        """Whether a loop has a client, as far as anybody has said or submitted."""
+        source = self._sources[lane]
+        return source.is_loop and source.attached
+
     def remove(self, lane: int) -> list[Job]:
         """Forgets a lane; returns its queued jobs, which are counted as dropped. A running one still finishes."""
         source = self._sources[lane]
