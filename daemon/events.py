@@ -23,6 +23,7 @@ class EventFeed:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._counted: dict[tuple[str, str, str], int] = {}
+        self._shown: dict[str, Any] = {}
         self._states: dict[str, Any] = {}
 
     def look(self) -> None:
@@ -39,8 +40,24 @@ class EventFeed:
                 raw = _core.stats_read(served.lanes.stats_fd, served.lanes.stats_blocks["loop", name])
                 for cause, count in raw["misses"].items():
                     self._count("miss", name, cause, count)
+        self._show_lanes()
         for (name, cause), count in s.switches.items():
             self._count("switch", name, cause, count)
+
+    def _show_lanes(self) -> None:
+        """The gateway reads completions from the lane's memory; a fresh client has fresh memory."""
+        s = self._supervisor
+        if s.gateway is None or not s.gateway.ready:
+            self._shown.clear()
+            return
+        for name, loop in s.configuration.loops.items():
+            device = s.devices.get(loop.device)
+            if not loop.publish or device is None or not device.lanes.attached(name):
+                continue
+            memory = device.lanes.loops[name].memory
+            if self._shown.get(name) is not memory:
+                self._shown[name] = memory
+                s.gateway.show_lane(name, memory.layout, memory.memfd)
 
     def _state(self, topic: str, state: dict[str, Any]) -> None:
         if self._states.get(topic) != state:

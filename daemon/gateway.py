@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from taktd.daemon.executor_link import ExecutorLink, LinkClosed
 from taktd.daemon.gateway_doors import DoorRefused, Doors
 from taktd.daemon.lane_backend import LaneBackend
 from taktd.daemon.limits import Charges
+from taktd.daemon.loop_tap import LoopTap
 from taktd.ipc.client import Lane, Node, connect
 from taktd.ipc.errors import TaktError
 from taktd.ipc.inference import Model, TensorSpec
@@ -33,6 +35,7 @@ COUNTERS_S: Final = 1.0
 ATTACH_US_MAX: Final = 2_000_000
 CONNECT_US_MAX: Final = 5_000_000
 EXIT_FAILED: Final = 3
+HUNG_UP: Final = (errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 
 if TYPE_CHECKING:
     from taktd.daemon.config import Limits
@@ -69,6 +72,8 @@ class Gateway:
         self._lanes_path = ""
         self._backend: LaneBackend | None = None
         self._doors: Doors | None = None
+        self._taps: dict[str, LoopTap] = {}
+        self._node_name = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed = False
 
@@ -80,6 +85,8 @@ class Gateway:
         self._loop.remove_reader(self._link.fileno())
         for task in self._tasks:
             task.cancel()
+        for tap in self._taps.values():
+            tap.close()
         if self._doors is not None:
             await self._doors.close()
         if self._backend is not None:
@@ -113,10 +120,24 @@ class Gateway:
             self._tasks.add(task)
         elif op == "state" and self._backend is not None:
             self._backend.set_state(message["ready"], message["reasons"])
+        elif op == "lane" and self._doors is not None:
+            self._tap(message, descriptors[0])
         elif op == "event" and self._doors is not None:
             self._doors.publish(message["topic"], message["event"])
         elif op == "stop":
             self._stop.set()
+
+    def _tap(self, message: Message, memfd: int) -> None:
+        """The lane that a loop with `publish: true` has now."""
+        assert self._doors is not None
+        if old := self._taps.pop(message["loop"], None):
+            old.close()
+        node, publish = self._node_name, self._doors.publish
+
+        def complete(topic: str, event: Message, tensors: list[bytes]) -> None:
+            publish(topic, {"node": node, **event}, tensors)
+
+        self._taps[message["loop"]] = LoopTap(message["loop"], message["layout"], memfd, complete)
 
     def _say(self, message: Message) -> None:
         try:
@@ -126,6 +147,7 @@ class Gateway:
 
     def _configure(self, message: Message) -> None:
         limits = limits_from(message["limits"])
+        self._node_name = message["node"]
         self._lanes_path = message["lanes"]
         self._backend = LaneBackend(
             message["node"], message["version"], Charges(limits), limits.gateway_lanes, self._attach
@@ -150,7 +172,9 @@ class Gateway:
         assert self._backend is not None
         assert self._doors is not None
         rss_bytes = psutil.Process().memory_info().rss
-        return {**self._backend.counters(), **self._doors.counters(), "rss_bytes": rss_bytes}
+        left_out = sum(tap.left_out for tap in self._taps.values())
+        counters = {**self._backend.counters(), **self._doors.counters()}
+        return {**counters, "completions_left_out": left_out, "rss_bytes": rss_bytes}
 
     # ---- lanes ----
 
@@ -163,10 +187,11 @@ class Gateway:
             try:
                 if self._node is None:
                     self._node = connect(self._lanes_path, timeout_us=CONNECT_US_MAX)
-                return self._node.attach(model, wait="block", kind="model", timeout_us=ATTACH_US_MAX)
+                return self._node.attach(model, wait="hybrid", kind="model", timeout_us=ATTACH_US_MAX)
             except TaktError as error:
-                # A connection of a supervisor that is gone; its successor has another one.
-                if last or type(error).__name__ != "NotConnected":
+                # A connection to a supervisor that is gone; its successor has another one. Not for an executor that is
+                # not ready: the lanes that there are live on this connection.
+                if last or error.errno not in HUNG_UP:
                     raise
                 if self._node is not None:
                     self._node.close()

@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -86,10 +87,10 @@ class Doors:
 
     # ---- the rest ----
 
-    def publish(self, topic: str, event: Message) -> None:
+    def publish(self, topic: str, event: Message, tensors: Sequence[bytes] = ()) -> None:
         """An event for whoever subscribes."""
         if self._zmq is not None:
-            self._zmq.publish(topic, event)
+            self._zmq.publish(topic, event, tensors)
 
     def counters(self) -> Message:
         return self._zmq.counters() if self._zmq is not None else {}

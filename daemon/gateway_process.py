@@ -185,6 +185,11 @@ class GatewayProcess:
         if self.ready:
             self._send({"op": "event", "topic": topic, "event": event}, may_drop=True)
 
+    def show_lane(self, loop: str, layout: Message, memfd: int) -> None:
+        """The lane of a loop whose completions are published."""
+        if self.ready:
+            self._send({"op": "lane", "loop": loop, "layout": layout}, (memfd,), may_drop=True)
+
     def _send(self, message: Message, descriptors: tuple[int, ...] = (), may_drop: bool = False) -> None:
         if self._link is None:
             return

@@ -10,7 +10,7 @@ import fcntl
 import os
 import pwd
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -139,9 +139,9 @@ class ZmqDoors:
             doors.append({"name": name, "address": socket.get(zmq.LAST_ENDPOINT).decode().rstrip("\0"), "path": None})
         return doors
 
-    def publish(self, topic: str, event: Message) -> None:
+    def publish(self, topic: str, event: Message, tensors: Sequence[bytes]) -> None:
         for publisher in self._events:
-            publisher.publish(topic, event)
+            publisher.publish(topic, event, tensors)
 
     def counters(self) -> Message:
         requests = self._requests

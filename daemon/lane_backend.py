@@ -117,16 +117,41 @@ class LaneBackend:
         )  # fmt: skip
 
     async def infer(self, request: Request, principal: Principal, encode: Callable[[Answer], T]) -> T:
-        try:
-            result = await self._infer(request, principal, encode)
-        except Refusal as refusal:
-            key = f"{refusal.outcome.status} {refusal.outcome.code}"
-            self.refused[key] = self.refused.get(key, 0) + 1
-            raise
-        self.answered += 1
-        return result
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    async def _infer(self, request: Request, principal: Principal, encode: Callable[[Answer], T]) -> T:
+        def done(result: T | Refusal) -> None:
+            if future.done():
+                return  # cancelled
+            if isinstance(result, Refusal):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        handle = self.start(request, principal, encode, done)
+        if future.done():
+            return future.result()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+
+    def start(
+        self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
+    ) -> Job:
+        try:
+            return self._start(request, principal, encode, done)
+        except Refusal as refusal:
+            self._count(refusal)
+            raise
+
+    def _count(self, refusal: Refusal) -> None:
+        key = f"{refusal.outcome.status} {refusal.outcome.code}"
+        self.refused[key] = self.refused.get(key, 0) + 1
+
+    def _start(
+        self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
+    ) -> Job:
         model = self.model(request.model, request.version)
         if not (principal.rights.include(Rights.INFER) and principal.admits(model.name)):
             raise Refusal(
@@ -140,16 +165,22 @@ class LaneBackend:
         size = sum(t.data.nbytes if isinstance(t.data, memoryview) else len(t.data) for t in inputs)
         who = principal.charged
         self._charge(who, size)
-        try:
-            pool = self._pools.get(model.name)
-            if pool is None:
-                pool = self._pools[model.name] = LanePool(model, self._attach, self._lanes_max, self)
-            future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-            answer: T = await pool.run(Job(request, inputs, wanted, encode, future))
-            return answer
-        finally:
+
+        def end(result: T | Refusal) -> None:
             self.charges.release("jobs", who)
             self.charges.release("job_memory", who, size)
+            if isinstance(result, Refusal):
+                self._count(result)
+            else:
+                self.answered += 1
+            done(result)
+
+        pool = self._pools.get(model.name)
+        if pool is None:
+            pool = self._pools[model.name] = LanePool(model, self._attach, self._lanes_max, self)
+        job = Job(request, inputs, wanted, encode, end, pool)
+        pool.start(job, alone=self.charges.held("jobs") == 1)
+        return job
 
     def _charge(self, who: Who, size: int) -> None:
         try:

@@ -23,6 +23,7 @@ from taktd.ipc.client import Lane, Reply, Tensors
 from taktd.ipc.errors import Denied, Detached, LimitReached, NotFound, TaktError
 from taktd.ipc.inference import Answer, Model, Outcome, Refusal, Request, Tensor
 
+INLINE_NS_MAX: Final = 200_000  # less than a turn of the loop with a system call or two
 RETRY_S: Final = 1.0  # after an attach that failed while other lanes serve
 NO_PRIORITY: Final = 1 << 40
 
@@ -43,22 +44,38 @@ _ATTACH_REFUSALS: Final[tuple[tuple[type[TaktError], Outcome], ...]] = (
 
 
 class Job:
-    """One request on its way. `future` gets what `encode` makes of the answer, or a Refusal."""
+    """One request on its way. `done` gets what `encode` makes of the answer, or a Refusal, once."""
 
-    __slots__ = ("encode", "expiry", "future", "inputs", "lane", "request", "sequence", "wanted")
+    __slots__ = ("_done", "encode", "ended", "expiry", "inputs", "lane", "pool", "request", "sequence", "wanted")
 
     def __init__(
         self, request: Request, inputs: list[Tensor], wanted: list[int], encode: Callable[[Answer], Any],
-        future: asyncio.Future[Any],
+        done: Callable[[Any], None], pool: LanePool,
     ) -> None:  # fmt: skip
-        self.request, self.inputs, self.wanted, self.encode, self.future = request, inputs, wanted, encode, future
+        self.request, self.inputs, self.wanted, self.encode = request, inputs, wanted, encode
+        self.pool, self._done = pool, done
         self.expiry: asyncio.TimerHandle | None = None
         self.lane: PooledLane | None = None  # None: waits
         self.sequence = 0
+        self.ended = False
+
+    def end(self, result: Any) -> None:
+        """The answer as encoded, or a Refusal."""
+        if not self.ended:
+            self.ended = True
+            self.inputs = []
+            if self.expiry is not None:
+                self.expiry.cancel()
+            self._done(result)
 
     def refuse(self, outcome: Outcome, text: str, cause: str = "") -> None:
-        if not self.future.done():
-            self.future.set_exception(Refusal(outcome, text, cause))
+        self.end(Refusal(outcome, text, cause))
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if not self.ended:
+            self.end(Refusal(Outcome.CANCELLED, "the client does not wait any more"))
+            self.pool.abandon(self)
 
 
 class PooledLane:
@@ -106,6 +123,13 @@ class PooledLane:
             if job is not None:
                 self._replied(self, job, reply)
 
+    def collect(self, job: Job, timeout_us: float) -> None:
+        """Wait for one reply, but not for long."""
+        reply = self.lane.wait(job.sequence, timeout_us)
+        if not reply.pending:
+            del self.jobs[job.sequence]
+            self._replied(self, job, reply)
+
     def answer(self, job: Job, reply: Reply) -> Answer:
         """Views on the outputs of the reply just taken."""
         views = self.lane.outputs
@@ -146,19 +170,24 @@ class LanePool:
         self._attaching: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._usual_ns = 0  # from submission to end, lately
 
     # ---- requests ----
 
-    async def run(self, job: Job) -> Any:
-        """The encoded answer. Raises Refusal; cancelling frees the job."""
+    def start(self, job: Job, alone: bool) -> None:
+        """Submit it, or let it wait. alone: nothing else is in the gateway, so a short job may be waited for here."""
         lane = None if self.waiting else self._free_lane()
         if lane is None or not self._submit(lane, job):
             self._wait(job)
+        elif alone and self._usual_ns <= INLINE_NS_MAX and not job.ended:
+            self._collect_now(lane, job)
+
+    def _collect_now(self, lane: PooledLane, job: Job) -> None:
+        """Waiting in place saves a turn of the event loop, which costs more than a short job takes."""
         try:
-            return await job.future
-        except asyncio.CancelledError:
-            self._abandon(job)
-            raise
+            lane.collect(job, INLINE_NS_MAX / 1000)
+        except TaktError as error:
+            self._lost(lane, str(error))
 
     def _free_lane(self) -> PooledLane | None:
         """The one with the fewest jobs: its replies are collected soonest."""
@@ -190,9 +219,8 @@ class LanePool:
         self.waiting = [entry for entry in self.waiting if entry[2] is not job]
         heapq.heapify(self.waiting)
 
-    def _abandon(self, job: Job) -> None:
-        if job.expiry is not None:
-            job.expiry.cancel()
+    def abandon(self, job: Job) -> None:
+        """It has ended for its client: take it out of the queue, or ask its lane not to run it."""
         if job.lane is None:
             self._forget(job)
         elif job.sequence in job.lane.jobs:
@@ -208,7 +236,7 @@ class LanePool:
                 self._grow()
                 return
             job = heapq.heappop(self.waiting)[2]
-            if not job.future.done() and not self._submit(lane, job):
+            if not job.ended and not self._submit(lane, job):
                 heapq.heappush(self.waiting, (0, next(self._numbers), job))
 
     def _submit(self, lane: PooledLane, job: Job) -> bool:
@@ -233,8 +261,8 @@ class LanePool:
         self._dispatch()
 
     def _replied(self, lane: PooledLane, job: Job, reply: Reply) -> None:
-        if job.future.done():
-            return  # abandoned
+        if job.ended:
+            return  # cancelled
         request = job.request
         if not reply.ok:
             outcome, text = _REFUSALS.get(reply.status, (Outcome.FAILED, f"ended with {reply.status}"))
@@ -245,10 +273,8 @@ class LanePool:
             text = f"{self.model.name}: the input was {age_us} µs old when it was used; takt_max_age_us allows less"
             job.refuse(Outcome.EXPIRED, text, "stale_input")
         else:
-            try:
-                job.future.set_result(job.encode(lane.answer(job, reply)))
-            except Exception as error:  # whatever an encoder does wrong, the other jobs of the lane go on
-                job.future.set_exception(error)
+            self._usual_ns += (reply.ended_ns - reply.submitted_ns - self._usual_ns) >> 3
+            job.end(job.encode(lane.answer(job, reply)))
 
     # ---- lanes ----
 
@@ -277,8 +303,6 @@ class LanePool:
         outcome = next((o for kind, o in _ATTACH_REFUSALS if isinstance(error, kind)), Outcome.DETACHED)
         waiting, self.waiting = self.waiting, []
         for _, _, job in waiting:
-            if job.expiry is not None:
-                job.expiry.cancel()
             job.refuse(outcome, f"{self.model.name} can't be reached: {error}")
 
     def _try_again(self) -> None:
@@ -291,10 +315,10 @@ class LanePool:
         self.lanes.remove(lane)
         self._loop.remove_reader(lane.descriptor)
         self._watch.lane_lost(self.model.name, why)
-        for job in lane.jobs.values():
-            job.refuse(Outcome.DETACHED, f"{self.model.name}: the lane of the job ended; send it again")
-        lane.jobs.clear()
+        jobs, lane.jobs = lane.jobs, {}
         lane.lane.close()
+        for job in jobs.values():
+            job.refuse(Outcome.DETACHED, f"{self.model.name}: the lane of the job ended; send it again")
 
     def close(self) -> None:
         """Refuse what waits and give the lanes back."""
@@ -302,10 +326,8 @@ class LanePool:
             self._attaching.cancel()
         if self._retry is not None:
             self._retry.cancel()
-        for _, _, job in self.waiting:
-            if job.expiry is not None:
-                job.expiry.cancel()
+        waiting, self.waiting = self.waiting, []
+        for _, _, job in waiting:
             job.refuse(Outcome.DETACHED, "taktd stops")
-        self.waiting = []
         for lane in list(self.lanes):
             self._lost(lane, "taktd stops")

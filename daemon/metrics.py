@@ -221,6 +221,7 @@ class Collector:
             ("zmq_replies_dropped", "Replies that a ZeroMQ client had no room for."),
             ("zmq_clients_gone", "Requests whose ZeroMQ client had gone."),
             ("events_sent", "Events published."),
+            ("completions_left_out", "Completions of loops that could not be copied in time."),
             ("events_dropped", "Events that some subscriber had no room for."),
         ):
             yield _counter(f"taktd_gateway_{name}", text, counters.get(name, 0))

@@ -177,6 +177,16 @@ class Principal:
         return self.name if self.uid is None else self.uid
 
 
+class Handle(Protocol):
+    """A job that was started."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; nothing happens where it has ended."""
+
+
 class Backend(Protocol):
     """Who runs requests. Everything raises Refusal."""
 
@@ -199,6 +209,11 @@ class Backend(Protocol):
 
         Cancelling the task frees the job.
         """
+
+    def start(
+        self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
+    ) -> Handle:
+        """The same without a task: done is called once, perhaps before this returns."""
 
     async def load(self, name: str) -> None: ...
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from taktd.ipc.inference import Answer, Backend, Outcome, Principal, Raw, Refusal, Rights
+from taktd.ipc.inference import Answer, Backend, Handle, Outcome, Principal, Raw, Refusal, Rights
 from taktd.ipc.zmq import protocol
 
 MESSAGES_PER_TURN: Final = 32
@@ -46,7 +46,8 @@ class RequestServer:
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         self._monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[int, set[asyncio.Task[None]]] = {}  # by the client's descriptor
+        self._jobs: dict[int, set[Handle]] = {}  # by the client's descriptor
+        self._telling = True
         self._again: asyncio.Handle | None = None
         self.connections = 0
         self.requests = self.replies_dropped = self.clients_gone = 0
@@ -76,27 +77,19 @@ class RequestServer:
                 self.connections += 1
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 self.connections -= 1
-                for task in self._tasks.pop(event["value"], ()):
-                    self.clients_gone += 1
-                    task.cancel()
+                self._hung_up(self._jobs.pop(event["value"], set()))
+
+    def _hung_up(self, jobs: set[Handle]) -> None:
+        """Nobody is there to be told."""
+        self._telling = False
+        for job in jobs:
+            self.clients_gone += 1
+            job.cancel()
+        self._telling = True
 
     def _received(self, frames: list[zmq.Frame]) -> None:
         self.requests += 1
         descriptor, *peer = _origin(frames[-1])
-        task = self._loop.create_task(self._answer(frames, peer))
-        tasks = self._tasks.setdefault(descriptor, set())
-        tasks.add(task)
-        task.add_done_callback(lambda done: self._done(descriptor, done))
-
-    def _done(self, descriptor: int, task: asyncio.Task[None]) -> None:
-        if tasks := self._tasks.get(descriptor):
-            tasks.discard(task)
-            if not tasks:
-                del self._tasks[descriptor]
-        if not task.cancelled() and (error := task.exception()):
-            self._loop.call_exception_handler({"message": "a request over ZeroMQ failed", "exception": error})
-
-    async def _answer(self, frames: list[zmq.Frame], peer: list[str]) -> None:
         # A REQ socket puts an empty frame before its message, and expects it back.
         first = 2 if len(frames) > 1 and not len(frames[1]) else 1
         envelope = [frame.bytes for frame in frames[:first]]
@@ -106,35 +99,54 @@ class RequestServer:
                 raise Refusal(Outcome.INVALID, "no header; [header, tensor, …] is expected: see docs/zmq.md")
             header = protocol.unpack(frames[first].buffer)
             request_id = protocol.id_of(header)
-            reply = await self._reply(header, [frame.buffer for frame in frames[first + 1 :]], peer, request_id)
+            operation = protocol.operation_of(header)
+            if operation == "infer":
+                tensors = [frame.buffer for frame in frames[first + 1 :]]
+                self._infer(header, tensors, self._principal_of(*peer), envelope, request_id, descriptor)
+            else:
+                self._send([*envelope, *self._asked(operation, request_id)])
         except Refusal as refusal:
-            reply = protocol.refusal_reply(refusal, request_id)
-        self._send([*envelope, *reply])
+            self._send([*envelope, *protocol.refusal_reply(refusal, request_id)])
 
-    async def _reply(
-        self, header: protocol.Header, tensors: list[memoryview], peer: list[str], request_id: Any
-    ) -> Frames:
-        operation = protocol.operation_of(header)
+    def _asked(self, operation: str, request_id: Any) -> Frames:
         backend = self._backend
         if operation == "models":
             return protocol.models_reply(backend.models(), request_id)
-        if operation == "ready":
-            return protocol.ready_reply(backend.live(), backend.ready(), backend.node, backend.version, request_id)
+        return protocol.ready_reply(backend.live(), backend.ready(), backend.node, backend.version, request_id)
+
+    def _infer(
+        self, header: protocol.Header, tensors: list[memoryview], principal: Principal, envelope: list[bytes],
+        request_id: Any, descriptor: int,
+    ) -> None:  # fmt: skip
         size = sum(tensor.nbytes for tensor in tensors)
         if size > self._message_bytes_max:
             text = (
                 f"the tensors have {size} bytes; {self._message_bytes_max} are allowed (limits.message): attach a lane"
             )
             raise Refusal(Outcome.FULL, text)
-        principal = self._principal_of(*peer)
         if not principal.rights.include(Rights.INFER):
             raise Refusal(Outcome.DENIED, f"{principal.name} may not ask for inference")
         request = protocol.request_from(header, tensors, self._clock())
+        handle: Handle | None = None
 
         def encode(answer: Answer) -> Frames:
             return protocol.reply(answer, request_id)
 
-        return await backend.infer(request, principal, encode)
+        def done(result: Frames | Refusal) -> None:
+            if handle is not None and (jobs := self._jobs.get(descriptor)):
+                jobs.discard(handle)
+                if not jobs:
+                    del self._jobs[descriptor]
+            if not self._telling:
+                return
+            if isinstance(result, Refusal):
+                result = protocol.refusal_reply(result, request_id)
+            self._send([*envelope, *result])
+
+        started = self._backend.start(request, principal, encode, done)
+        if not started.ended:
+            handle = started
+            self._jobs.setdefault(descriptor, set()).add(handle)
 
     # ---- sending ----
 
@@ -156,9 +168,9 @@ class RequestServer:
             self._again.cancel()
         for sock in (self.socket, self._monitor):
             self._loop.remove_reader(sock.get(zmq.FD))
-        for tasks in list(self._tasks.values()):
-            for task in tasks:
-                task.cancel()
+        jobs, self._jobs = self._jobs, {}
+        for of_one in jobs.values():
+            self._hung_up(of_one)
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(0)

@@ -30,16 +30,16 @@ from tests.running import Running, eventually
 
 YAML = """\
 node: {{name: cell-07}}
-devices: {{cpu0: {{driver: cpu, best_effort: {{max_dispatch: 90ms, share: 0.1}}}}}}
+devices: {{cpu0: {{driver: cpu}}, cpu1: {{driver: cpu}}}}
 models:
-  policy: {{path: {folder}/mlp.onnx}}
+  policy: {{path: {folder}/mlp.onnx, device: cpu0}}
   id: {{path: {folder}/id.onnx}}
   batch: {{path: {folder}/batch.onnx, shapes: {{obs: [16, 48]}}}}
   bf16: {{path: {folder}/bf16.onnx}}
   scalar: {{path: {folder}/scalar.onnx}}
   slow: {{path: {folder}/slow.onnx}}
   chatter: {{path: {folder}/chatter.onnx, shapes: {{x: [64]}}}}
-loops: {{walk: {{model: policy, period: 100ms, budget: 2ms}}}}
+loops: {{walk: {{model: policy, device: cpu1, period: 100ms, budget: 2ms}}}}
 admission: {{on_refusal: uncertified}}
 grpc:
   - {{rights: infer}}

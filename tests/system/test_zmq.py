@@ -21,12 +21,15 @@ from tests.running import Running, eventually
 from tests.system.test_supervisor import as_user
 
 YAML = """\
-devices: {{cpu0: {{driver: cpu, best_effort: {{max_dispatch: 90ms, share: 0.1}}}}}}
+devices: {{cpu0: {{driver: cpu}}, cpu1: {{driver: cpu}}}}
 models:
   policy: {{path: {folder}/mlp.onnx, allow: {{users: ["12345"]}}}}
-  id: {{path: {folder}/id.onnx}}
+  id: {{path: {folder}/id.onnx, device: cpu0}}
   big: {{path: {folder}/big.onnx}}
   slow: {{path: {folder}/slow.onnx}}
+loops:
+  walk: {{model: id, device: cpu1, period: 200ms, budget: 2ms, publish: true}}
+  quiet: {{model: id, device: cpu1, period: 200ms, budget: 2ms}}
 admission: {{on_refusal: uncertified}}
 zmq: {{events_high_water: 10}}
 limits: {{message: 8MiB}}
@@ -36,9 +39,6 @@ limits: {{message: 8MiB}}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("zmq")
-    for parent in [folder, *folder.parents]:  # for test_the_uid_is_judged_by_allow
-        if parent.stat().st_mode & 0o005 != 0o005 and parent.is_relative_to("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
     models.mlp(folder / "mlp.onnx")
     models.identity(folder / "id.onnx", (4,))
     models.identity(folder / "big.onnx", (1, 3, 224, 224))
@@ -201,6 +201,10 @@ def test_nobody_there(tmp_path: Any) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 def test_the_uid_is_judged_by_allow(served: Running) -> None:
+    for parent in [served.folder, *served.folder.parents]:
+        if parent.stat().st_mode & 0o005 != 0o005 and parent.is_relative_to("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+
     def infer() -> str:
         said = []
         with Client(f"ipc://{served.runtime}/zmq.sock") as client:
@@ -273,3 +277,34 @@ def test_a_client_that_does_not_read_loses_replies_and_they_are_counted(served: 
     assert client.infer("id", x=np.zeros(4, np.float32)).path == "primary"
     context.destroy(0)
     eventually(lambda: served.ask("status")["gateway"]["jobs"] == 0)
+
+
+# ---- events ----
+
+
+def test_completions_of_published_loops_come_with_their_outputs(served: Running) -> None:
+    context = zmq.Context()
+    subscriber = context.socket(zmq.SUB)
+    subscriber.set(zmq.RCVTIMEO, 10_000)
+    subscriber.connect(f"ipc://{served.runtime}/events.sock")
+    for topic in (b"completion.", b"miss.walk"):
+        subscriber.subscribe(topic)
+    seen = {}
+    with served.connect() as node, node.attach("walk") as lane, node.attach("quiet") as other:
+        for tick in lane.ticks():
+            lane.inputs["x"][:] = tick.index
+            lane.infer(timeout_us=2_000_000)
+            other.infer(timeout_us=2_000_000)
+            while subscriber.poll(0):
+                topic, head, *tensors = subscriber.recv_multipart()
+                if topic == b"completion.walk":
+                    header = msgpack.unpackb(head)
+                    seen[header["sequence"]] = (header, tensors)
+            if len(seen) >= 3:
+                break
+            assert tick.index < 50, "no completions were published"
+    context.destroy(0)
+    for sequence, (header, tensors) in seen.items():
+        assert header["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [4]}]
+        assert (header["v"], header["loop"], header["status"]) == (1, "walk", "ok")
+        assert np.frombuffer(tensors[0], np.float32).tolist() == [sequence - 1] * 4

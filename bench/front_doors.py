@@ -1,0 +1,326 @@
+"""gRPC and ZeroMQ against bare echoes of the same sizes, in one run, interleaved; and a control loop under a flood.
+
+    bench/front_doors.py [--seconds 10] [--json]
+
+Every figure is beside what bounds it: ONNX Runtime called directly, a bare grpcio (aio and sync) and pyzmq echo server in
+a process of its own. Only ratios within one run mean anything on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import grpc
+import numpy as np
+import onnxruntime as ort
+import zmq
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from taktd.ipc.grpc import inference_pb2 as pb  # noqa: E402
+from taktd.ipc.zmq.client import _request  # noqa: E402
+from tests import models  # noqa: E402
+from tests.running import Running  # noqa: E402
+
+ROBOTS = Path(os.environ.get("TAKTD_ROBOTS", ROOT.parent / "shared/robots"))
+ECHO = "/bench.Echo/Call"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+Call = Callable[[], Any]
+
+
+# ---- bare echoes, each in a process of its own ----
+
+
+def _bytes_out(data: bytes, size: list[int]) -> bytes:
+    return bytes(size[0]) if size[0] else data
+
+
+def grpc_echo(address: str, size: int, kind: str) -> None:
+    """Answers `size` bytes to whatever comes."""
+    answer = bytes(size)
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    if kind == "sync":
+
+        class Handler(grpc.GenericRpcHandler):
+            def service(self, details: Any) -> Any:
+                return grpc.unary_unary_rpc_method_handler(lambda data, context: answer)
+
+        server = grpc.server(futures.ThreadPoolExecutor(16), handlers=(Handler(),), options=options)
+        server.add_insecure_port(address)
+        server.start()
+        server.wait_for_termination()
+        return
+    import asyncio
+
+    async def main() -> None:
+        async def call(data: bytes, context: Any) -> bytes:
+            return answer
+
+        server = grpc.aio.server(options=options)
+        handler = grpc.unary_unary_rpc_method_handler(call)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Call": handler}),))
+        server.add_insecure_port(address)
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(main())
+
+
+def zmq_echo(address: str, size: int) -> None:
+    socket = zmq.Context().socket(zmq.ROUTER)
+    socket.bind(address)
+    header, tensor = bytes(200), bytes(size)
+    while True:
+        frames = socket.recv_multipart(copy=False)
+        socket.send_multipart([frames[0], header, tensor], copy=False)
+
+
+# ---- calls ----
+
+
+def grpc_call(address: str, method: str, data: bytes) -> Call:
+    channel = grpc.insecure_channel(
+        address, options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    )
+    call = channel.unary_unary(method)
+    return lambda: call(data, timeout=30)
+
+
+def zmq_call(address: str, frames: list[Any]) -> Call:
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.connect(address)
+
+    def call() -> Any:
+        socket.send_multipart(frames, copy=False)
+        return socket.recv_multipart(copy=False)
+
+    return call
+
+
+def model_request(model: str, name: str, array: Any) -> bytes:
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[array.tobytes()])
+    request.inputs.add(name=name, datatype="FP32", shape=array.shape)
+    return bytes(request.SerializeToString())
+
+
+def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, dict[str, float]]:
+    """Each call in turn, 20 at a time, until the time is over; µs."""
+    took: dict[str, list[int]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(30):
+            call()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for name, call in calls.items():
+            for _ in range(20):
+                began = time.perf_counter_ns()
+                call()
+                took[name].append(time.perf_counter_ns() - began)
+    return {
+        name: {"p50": float(np.percentile(t, 50)) / 1e3, "p99": float(np.percentile(t, 99)) / 1e3, "calls": len(t)}
+        for name, t in took.items()
+    }
+
+
+def throughput(make: Callable[[], Call], seconds: float, clients: int = 16) -> float:
+    """Calls per second of so many threads, each with a channel of its own."""
+    counts = [0] * clients
+    until = time.monotonic() + seconds
+
+    def work(number: int) -> None:
+        call = make()
+        while time.monotonic() < until:
+            call()
+            counts[number] += 1
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds
+
+
+# ---- a loop under a flood ----
+
+
+def loop_misses(running: Running, seconds: float) -> float:
+    """Share of ticks at 1 kHz that were late, expired or skipped."""
+    ticks = missed = 0
+    with running.connect() as node, node.attach("walk", wait="hybrid") as lane:
+        for tick in lane.ticks():
+            ticks += 1 + tick.missed
+            missed += tick.missed
+            reply = lane.infer(timeout_us=100_000)
+            missed += reply.late or not reply.ok
+            if tick.index * lane.period_ns > seconds * 1e9:
+                return missed / ticks
+    return 1.0
+
+
+def flooding(address: str, data: bytes, stop: Any) -> None:
+    """One process of the flood: 16 calls in flight."""
+    channel = grpc.insecure_channel(address)
+    call = channel.unary_unary(METHOD)
+    pending: list[Any] = []
+    while not stop.is_set():
+        pending = [f for f in pending if not f.done()]
+        while len(pending) < 16:
+            pending.append(call.future(data))
+        pending[0].exception()
+
+
+# ---- all of it ----
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each of the parts")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder), arguments.seconds)
+    print(json.dumps(result, indent=None if arguments.json else 2))
+    return 0
+
+
+def measure(folder: Path, seconds: float) -> dict[str, Any]:
+    policy, name, shape = go1(folder)
+    models.identity(folder / "id.onnx", (1, 3, 224, 224))
+    running = Running(folder, YAML.format(policy=policy, folder=folder))
+    running.start().await_ready()
+    children: list[Any] = []
+    spawn = mp.get_context("spawn")
+    try:
+        obs = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        image = np.zeros((1, 3, 224, 224), np.float32)
+        session = ort.InferenceSession(str(policy), _one_thread(), providers=["CPUExecutionProvider"])
+        small, large = model_request("policy", name, obs), model_request("id", "x", image)
+        reply_bytes = len(grpc_call(f"unix:{running.runtime}/grpc.sock", METHOD, small)())
+        large_bytes = len(grpc_call(f"unix:{running.runtime}/grpc.sock", METHOD, large)())
+        for target, *args in (
+            (grpc_echo, f"unix:{folder}/aio", reply_bytes, "aio"), (grpc_echo, f"unix:{folder}/sync", reply_bytes, "sync"),
+            (grpc_echo, f"unix:{folder}/big", large_bytes, "aio"), (zmq_echo, f"ipc://{folder}/zecho", 48),
+            (zmq_echo, f"ipc://{folder}/zbig", image.nbytes),
+        ):  # fmt: skip
+            child = spawn.Process(target=target, args=args, daemon=True)
+            child.start()
+            children.append(child)
+        wait_for([folder / n for n in ("aio", "sync", "big", "zecho", "zbig")])
+        frames = {
+            "small": _request(1, "policy", {name: obs}, {}, (), {}), "large": _request(1, "id", {"x": image}, {}, (), {})
+        }  # fmt: skip
+        grpc_at, zmq_at = f"unix:{running.runtime}/grpc.sock", f"ipc://{running.runtime}/zmq.sock"
+        latency = interleaved(
+            {
+                "onnxruntime": lambda: session.run(None, {name: obs}),
+                "grpc": grpc_call(grpc_at, METHOD, small), "grpc_echo_aio": grpc_call(f"unix:{folder}/aio", ECHO, small),
+                "grpc_echo_sync": grpc_call(f"unix:{folder}/sync", ECHO, small), "zmq": zmq_call(zmq_at, frames["small"]),
+                "zmq_echo": zmq_call(f"ipc://{folder}/zecho", frames["small"]),
+                "grpc_602k": grpc_call(grpc_at, METHOD, large), "grpc_echo_602k": grpc_call(f"unix:{folder}/big", ECHO, large),
+                "zmq_602k": zmq_call(zmq_at, frames["large"]), "zmq_echo_602k": zmq_call(f"ipc://{folder}/zbig", frames["large"]),
+            },
+            seconds,
+        )  # fmt: skip
+        rates = {"grpc": 0.0, "grpc_echo_aio": 0.0, "grpc_echo_sync": 0.0}
+        for _ in range(2):
+            for key, address, method in (
+                ("grpc", grpc_at, METHOD), ("grpc_echo_aio", f"unix:{folder}/aio", ECHO),
+                ("grpc_echo_sync", f"unix:{folder}/sync", ECHO),
+            ):  # fmt: skip
+                rates[key] += throughput(lambda a=address, m=method: grpc_call(a, m, small), seconds / 6) / 2  # type: ignore[misc]
+        flood = flooded(running, spawn, grpc_at, small, seconds)
+        memory = running.ask("status")["gateway"]
+        return {
+            "latency_us": latency, "ratios": ratios(latency, rates), "calls_per_s_16_clients": rates, "flood": flood,
+            "gateway_rss_mib": memory["rss_bytes"] / 2**20, "gateway_answered": memory["answered"],
+        }  # fmt: skip
+    finally:
+        for child in children:
+            child.kill()
+        running.close()
+
+
+def flooded(running: Running, spawn: Any, address: str, data: bytes, seconds: float) -> dict[str, Any]:
+    """The loop's misses without and with a flood, in turns."""
+    shares: dict[str, list[float]] = {"without": [], "with": []}
+    for _ in range(2):
+        shares["without"].append(loop_misses(running, seconds / 4))
+        stop = spawn.Event()
+        flood = [spawn.Process(target=flooding, args=(address, data, stop), daemon=True) for _ in range(2)]
+        for process in flood:
+            process.start()
+        shares["with"].append(loop_misses(running, seconds / 4))
+        stop.set()
+        for process in flood:
+            process.join()
+    return {f"missed_share_{key}": float(np.mean(values)) for key, values in shares.items()}
+
+
+def ratios(latency: dict[str, dict[str, float]], rates: dict[str, float]) -> dict[str, float]:
+    run = latency["onnxruntime"]["p50"]
+
+    def over(ours: str, echo: str, less: float) -> float:
+        return round((latency[ours]["p50"] - less) / latency[echo]["p50"], 2)
+
+    return {
+        "grpc minus inference / aio echo": over("grpc", "grpc_echo_aio", run),
+        "grpc minus inference / sync echo": over("grpc", "grpc_echo_sync", run),
+        "zmq minus inference / echo": over("zmq", "zmq_echo", run),
+        "grpc 602k / aio echo": over("grpc_602k", "grpc_echo_602k", 0),
+        "zmq 602k / echo": over("zmq_602k", "zmq_echo_602k", 0),
+        "throughput of 16 / aio echo": round(rates["grpc"] / rates["grpc_echo_aio"], 2),
+        "throughput of 16 / sync echo": round(rates["grpc"] / rates["grpc_echo_sync"], 2),
+    }
+
+
+YAML = """\
+devices: {{cpu0: {{driver: cpu, best_effort: {{max_dispatch: 500us, share: 0.2}}}}}}
+models:
+  policy: {{path: {policy}}}
+  id: {{path: {folder}/id.onnx}}
+loops: {{walk: {{model: policy, period: 1ms, budget: 200us}}}}
+admission: {{on_refusal: uncertified}}
+grpc: {{rights: infer}}
+zmq: {{events_high_water: 100}}
+"""
+
+
+def go1(folder: Path) -> tuple[Path, str, tuple[int, ...]]:
+    """The Go1 walking policy, or one of its size where it is not here: file, input, shape."""
+    found = sorted((ROBOTS / "go1").rglob("*.onnx"))
+    path = found[0] if found else models.mlp(folder / "mlp.onnx")
+    first = ort.InferenceSession(str(path), _one_thread(), providers=["CPUExecutionProvider"]).get_inputs()[0]
+    return path, first.name, tuple(d if isinstance(d, int) else 1 for d in first.shape)
+
+
+def _one_thread() -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return options
+
+
+def wait_for(paths: list[Path]) -> None:
+    until = time.monotonic() + 30
+    while not all(path.exists() for path in paths):
+        if time.monotonic() > until:
+            raise TimeoutError(f"no echo server at {[str(p) for p in paths if not p.exists()]}")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
