@@ -142,7 +142,7 @@ class Loop:
         self.round_trips_ns = array("q")
 
     def run(self, socket: str, seconds: float) -> None:
-        with connect(socket) as node, node.attach("walk", wait="spin", kind="loop") as lane, without_gc():
+        with connect(socket) as node, node.attach("walk", wait="block", kind="loop") as lane, without_gc():
             until_ns = now() + int(seconds * 1e9)
             for tick in lane.ticks():
                 if now() >= until_ns:
@@ -165,7 +165,8 @@ class Loop:
     def as_json(self) -> dict[str, Any]:
         return {
             "jobs": self.jobs, "client_skipped": self.skipped, "misses": dict(self.misses),
-            "overrun_by_best_effort": self.by_best_effort, "first_missed": self.missed, **quantiles(self.round_trips_ns),
+            "overrun_by_best_effort": self.by_best_effort, "first_missed": self.missed,
+            **quantiles(self.round_trips_ns),
         }  # fmt: skip
 
 
