@@ -74,7 +74,8 @@ class Job:
     judged by (0: nothing), the earlier of its own and a_k + D; own_deadline_ns: as submitted (0: none);
     latest_start_ns: started later than this it can't make it (NEVER: it is run however late);
     early: released before a_k; stale: its input is older than allowed and runs all the same;
-    late, overrun, cause, cause_detail: set when it ended, as is away_ns, how long its run had no core. `source` belongs to the scheduler.
+    late, overrun, cause, cause_detail: set when it ended, as is away_ns, how long its run had no core. `source` belongs
+    to the scheduler.
 
     It has no __init__ on purpose: the two places that make one set every field in line, 0.1 µs faster a job.
     """

@@ -29,7 +29,7 @@ def start_watch(server: _core.Server, rights: Rights, usable: Iterable[int]) -> 
     except OSError as error:
         rights.notes.append(
             f"the watch over long runs has no priority {priority} on cores {cores} ({error.strerror}): while a job "
-            "runs, the answer to another that can't make its deadline any more may come late; raise RLIMIT_RTPRIO above "
-            "the executor's priority"
+            "runs, the answer to another that can't make its deadline any more may come late; raise RLIMIT_RTPRIO "
+            "above the executor's priority"
         )
         server.watch(0, [])
