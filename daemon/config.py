@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from taktd.daemon import config_messages
 from taktd.daemon.config_engines import Cost, NonFinite, SimulatedOutputs, Verify, Version, default_outputs
-from taktd.daemon.config_fallback import Fallbacks, fallback_errors
+from taktd.daemon.config_fallback import Fallbacks, Switch, fallback_errors
 from taktd.daemon.config_front_doors import Grpc, Http, HttpSetting, ZeroMq, ZeroMqSetting, default_grpc
 from taktd.daemon.config_gpu import FORM as GPU_FORM
 from taktd.daemon.config_gpu import GpuSetting, gpu_errors
@@ -273,6 +273,7 @@ class Loop(Section):
         default=(),
         description="Who answers when the device does not, in order: devices, last hold or {constant: {output: [..]}}.",
     )
+    switch: Switch = Field(default_factory=Switch, description="When a primary that lives is switched away from.")
     fallback_uncertified: bool = Field(
         default=False, description="Accept a fallback that is not admissible; the loop is then not certified."
     )
@@ -283,6 +284,11 @@ class Loop(Section):
     slots: Annotated[int, Field(ge=3, le=64)] = Field(default=4, description="Jobs a client can have in flight.")
     publish: bool = Field(default=False, description="Send each completion, outputs included, to events.sock.")
     allow: Allow = Field(default_factory=_default_allow, description="Who may attach. Default: group taktd.")
+
+    @property
+    def stood_in_for(self) -> bool:
+        """Whether another device's executor may answer for it."""
+        return any(one.kind == "device" for one in self.fallback)
 
     @model_validator(mode="after")
     def _relations(self) -> Loop:

@@ -16,7 +16,7 @@ from taktd.daemon.config_messages import nearest
 from taktd.daemon.config_values import Name, Section, refuse
 from taktd.daemon.yamltree import ConfigError, Tree, shown
 
-__all__ = ["FALLBACKS_MAX", "Fallback", "Fallbacks", "fallback_errors"]
+__all__ = ["FALLBACKS_MAX", "Fallback", "Fallbacks", "Switch", "fallback_errors"]
 
 FALLBACKS_MAX: Final = 4
 CONSTANT_ELEMENTS_MAX: Final = 4096
@@ -50,6 +50,28 @@ class Fallback(Section):
     model: Name = Field(default="", description="The model it runs, of the same tensors. Default: the loop's own.")
     constant: Annotated[dict[str, Any], BeforeValidator(_constant)] = Field(
         default_factory=dict, description="Per output its values, or one number for all of them."
+    )
+
+
+SWITCH_JOBS_MAX: Final = 1000
+
+
+def _of_last(values: tuple[int, ...]) -> tuple[int, ...]:
+    m, k = values
+    if not 0 <= m <= k <= SWITCH_JOBS_MAX:
+        raise refuse("is no rule", f"[m, k] with 0 ≤ m ≤ k ≤ {SWITCH_JOBS_MAX}; [0, 0]: never", found=f"[{m}, {k}]")
+    return values
+
+
+class Switch(Section):
+    """When a primary that lives is so bad that the loop's stand-in takes over."""
+
+    failures: Annotated[int, Field(ge=0, le=SWITCH_JOBS_MAX)] = Field(
+        default=3, description="So many runs in a row that fail, or whose output is not finite where the model forbids "
+        "it; 0: never.",
+    )  # fmt: skip
+    overruns: Annotated[tuple[int, ...], Field(min_length=2, max_length=2), AfterValidator(_of_last)] = Field(
+        default=(8, 10), description="[m, k]: m of the last k jobs ran beyond their cost; [0, 0]: never."
     )
 
 

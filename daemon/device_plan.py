@@ -78,7 +78,7 @@ def _engine(model: Model) -> dict[str, Any]:
 def _served(loop: Loop) -> dict[str, Any]:
     """What an executor knows of a loop; who may attach it and who stands in for it is not its business."""
     fields: dict[str, Any] = loop.model_dump(exclude={"allow", "fallback", "fallback_uncertified", "probation_ns"})
-    return fields
+    return fields | {"stood_in_for": loop.stood_in_for}
 
 
 def lane_signature(loop: Loop, inspection: Inspection) -> tuple[Any, ...]:

@@ -213,7 +213,7 @@ class Devices(Mapping[str, ServedDevice]):
     # ---- who serves ----
 
     def _took(self, device: ServedDevice, member: Member, message: Message) -> None:
-        how = message["how"]
+        how, reason = message["how"], ""
         before = device.serving
         if not device.switches:
             cause = "start"
@@ -223,8 +223,11 @@ class Devices(Mapping[str, ServedDevice]):
             cause = str(how)
             if before is not None:
                 self._dying.add(before)
-        device.took(member, cause, _core.now())
-        text = f"{device.name} is served by {member} ({device.role}): {cause}"
+                before.process.hear()
+                if before.broken:  # it gave up by the loop's rule, or its device is lost
+                    cause, reason = "failed", before.broken
+        device.took(member, cause, _core.now(), reason)
+        text = f"{device.name} is served by {member} ({device.role}): {cause}" + (f", {reason}" if reason else "")
         loud = device.role != PRIMARY or cause in ("died", "hung", "failed", "return")
         log(
             "warning" if loud else "notice", text, event="handover", device=device.name, served_by=member.home,

@@ -146,7 +146,7 @@ class Executor:
             lane.runs[job.slot]()
         except EngineFailure as failure:
             status = FAILED
-            self.table.failed(lane, failure)
+            self.table.failed(lane, failure, job.sequence)
         ended_ns = self.server.end()
         if (ended_ns <= job.deadline_ns or not job.deadline_ns) and ended_ns - now_ns <= job.cost_ns:
             # In time and within its cost: nothing to explain, so the answer goes out before the books are kept.
@@ -156,8 +156,11 @@ class Executor:
         else:
             self._explain(jobs, now_ns, ended_ns)
             self._complete(job, status, ended_ns)
+            if job.overrun:
+                self.table.overran(lane, job.sequence)
         if status == OK:
             lane.last_slot = job.slot
+            lane.last_ok = job.sequence
         # Whoever comes back as fast as he can is worth waiting for awake, however he waits.
         if self.server.spins(job.lane) or job.release_ns - lane.ended_ns < CLOSED_LOOP_NS:
             self._spin_until_ns = ended_ns + self.spin_ns

@@ -25,8 +25,10 @@ from taktd.daemon.record import Recorder
 from taktd.daemon.rights import Rights
 from taktd.daemon.scheduler import Scheduler
 from taktd.daemon.served_lane import ServedLane
+from taktd.daemon.switch_rule import Suspicion, switch_rule
 from taktd.engines.engine import BatchRun
 from taktd.engines.errors import EngineFailure
+from taktd.engines.proof import proof
 from taktd.ipc import _core
 
 __all__ = ["DeviceBroken", "LaneTable", "Ledger"]
@@ -35,6 +37,7 @@ OWN: Final = 0  # the number of the executor's own device's ledger
 LOST: Final = 5
 NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
 NO_CAUSE: Final = 0
+PROOF_RUNS: Final = 3  # of an engine that is suspected
 FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their text; the counters tell the rest
 
 Chore = Iterator[None]
@@ -80,6 +83,7 @@ class LaneTable:
         self._costs: dict[str, Any] = {}
         self._link = link
         self._engines = prepared.engines
+        self._proving = False  # an engine is being tried
         self._models: dict[str, dict[str, Any]] = {model["name"]: model for model in plan["models"]}
         self._batches: dict[tuple[str, int], BatchRun] = {}
         for model in plan["models"]:
@@ -166,6 +170,7 @@ class LaneTable:
         yield from lane.bind()
         if "name" in entry:
             ledger.loops[index] = entry
+            lane.rule = switch_rule(entry.get("switch"))
         self.lanes[index] = lane
         if ledger.owned:
             self._activate(ledger, lane)
@@ -312,13 +317,51 @@ class LaneTable:
     def batch(self, model: str, size: int) -> BatchRun:
         return self._batches[model, size]
 
-    def failed(self, lane: ServedLane, failure: EngineFailure) -> None:
+    def failed(self, lane: ServedLane, failure: EngineFailure, sequence: int = 0) -> None:
         """Counts a failure and reports the first few in words. Raises ``DeviceBroken`` if nothing will run any more."""
         lane.failures += 1
         if failure.sticky:
             raise DeviceBroken(f"loop {lane.name}: {failure}") from failure
         if lane.failures <= FAILURES_TOLD:
             self.told.append(_log("error", "engine-failed", lane, str(failure)[:1000]))
+        if lane.rule is not None:
+            self._follow(lane, lane.rule.failed(sequence, lane.last_ok, failure.kind), str(failure))
+
+    def overran(self, lane: ServedLane, sequence: int) -> None:
+        """A run took longer than it was admitted for; the machine may be to blame, and then a trial finds nothing."""
+        if lane.rule is not None:
+            self._follow(lane, lane.rule.overran(sequence), "")
+
+    def _follow(self, lane: ServedLane, suspicion: Suspicion | None, detail: str) -> None:
+        """The loop's rule for switching has come true. Raises ``DeviceBroken`` where another executor is in line.
+
+        This process then ends: the next one has to prove itself before it gets the loops back.
+        """
+        ledger = self._ledger_of(lane.lane)
+        if suspicion is None or ledger.number != OWN or not self._followed(ledger):
+            return
+        reason = f"loop {lane.name}: {suspicion.reason}" + (f": {detail}" if detail else "")
+        if suspicion.certain:
+            raise DeviceBroken(reason)
+        if not self._proving:
+            self._proving = True
+            self.chores.append(self._tried(ledger, lane, reason))
+
+    def _followed(self, ledger: Ledger) -> bool:
+        state = _core.succession_state(ledger.descriptor)
+        return ledger.owned and state["successor"] not in (0, state["owner"])
+
+    def _tried(self, ledger: Ledger, lane: ServedLane, reason: str) -> Chore:
+        """Was it the input, or is it the engine?"""
+        try:
+            yield from proof(lane.engine, PROOF_RUNS, lane.cost_ns, _core.now)
+        except EngineFailure as failure:
+            if self._followed(ledger):
+                raise DeviceBroken(f"{reason}; on an input of our own: {failure}") from failure
+        else:
+            self.told.append(_log("warning", "switch-unfounded", lane, f"{reason}; well on an input of our own"))
+        finally:
+            self._proving = False
 
     def alarm(self, index: int, kept: int, at_ns: int) -> None:
         """A loop's (m, k) promise was just broken."""

@@ -265,6 +265,10 @@ class ExecutorProcess:
             _close_all(self._outbox.popleft()[1])
         asyncio.get_running_loop().remove_writer(self._link.fileno())
 
+    def hear(self) -> None:
+        """Whatever it has said by now is known from here on."""
+        self._readable()
+
     def _readable(self) -> None:
         while self._link is not None:
             try:

@@ -22,6 +22,7 @@ from taktd.engines.factory import computes_the_model, engine_opener
 from taktd.engines.finite import guarded
 from taktd.engines.inspect import specs_from_json
 from taktd.engines.measure import CostJson, measure
+from taktd.engines.proof import proof
 from taktd.engines.verify import Expectation, Rules, expect, verify
 from taktd.ipc import _core
 
@@ -84,6 +85,10 @@ def prepare(plan: dict[str, Any]) -> Prepared:
         for name, model in models.items()
         if not model.get("measured")
     }
+    for name, model in models.items() if plan.get("prove") else ():
+        # Its process died: the loops are with a stand-in, and come back only to an engine that works.
+        for _ in proof(prepared.engines[name], plan["prove"], _slowest_ns(model), _core.now):
+            time.sleep(0)
     prepared.dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns()
     return prepared
 
@@ -125,6 +130,11 @@ def _load(
     elif expected is not None:
         prepared.verified[spec.model] = verify(engine, expected, policies)
     return guarded(engine, policies, prepared.flagged)
+
+
+def _slowest_ns(model: dict[str, Any]) -> int:
+    """What a run of the model took at most when it was measured here; 0: it has just been measured."""
+    return int(model["measured"]["1"]["max_ns"]) if model.get("measured") else 0
 
 
 def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int) -> dict[int, CostJson]:

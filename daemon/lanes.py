@@ -204,6 +204,7 @@ class DeviceLanes:
                 "jitter_ns": loop.jitter_ns, "criticality": loop.criticality, "on_late": loop.on_late,
                 "budget_ns": loop.budget_ns, "mk": list(loop.mk) if loop.mk else None, "trigger": loop.trigger,
                 "phase_ns": loop.phase_ns, "max_age_ns": loop.max_age_ns, "on_stale": loop.on_stale,
+                "switch": loop.switch.model_dump() if loop.stood_in_for else None,
                 "lane": lane.index, "stats": lane.stats_block, "layout": lane.memory.layout,
                 "attached": lane.state is LaneState.ATTACHED,
             })  # fmt: skip

@@ -26,6 +26,7 @@ from taktd.daemon.measurements import MeasurementStore, identity, pause_between_
 
 PRIMARY: Final = "primary"
 MEASURED_WITH_RIGHTS: Final = "fifo"
+BROKEN: Final = "device-broken"
 PROVING_RUNS: Final = 20  # of each engine, before a primary that died may have its loops back
 BESIDE_PRIORITY: Final = 1  # while it prepares beside one that serves: in that one's slack
 
@@ -91,6 +92,7 @@ class Member:
         self.measured_real_time = True
         self.deaths_ns: list[int] = []  # since it was ready for the first time
         self.ready_ns = 0
+        self.broken = ""  # why the process that runs now, or ran last, ends itself
         self._store = MeasurementStore(state / "measurements")
         self._driver_plan = driver_plan(plan.device, state, allow_faults=plan.allow_faults)
         self._identities = {
@@ -132,6 +134,7 @@ class Member:
     def configure(self, executor: ExecutorProcess) -> tuple[Message, list[int]]:
         """The `configure` message. Raises TooMuch when the configuration alone does not fit."""
         self.id = next(_ids)
+        self.broken = ""
         plan, own = self.plan, self._home.lanes_of(self.home)
         loops = {loop.name: (loop, loop.model) for loop in plan.loops}
         entries, more = own.loop_entries(self.arrangements[self.home], loops, self)
@@ -229,6 +232,8 @@ class Member:
 
     def received(self, executor: ExecutorProcess, message: Message) -> None:
         if message["op"] == "log":
+            if message.get("message_id") == BROKEN:
+                self.broken = message["text"]
             fields = {str(key): value for key, value in message.get("fields", {}).items()}
             log(message["level"], message["text"], device=self.home, **fields)
         elif message["op"] == "rights":

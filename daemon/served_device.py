@@ -35,6 +35,7 @@ class ServedDevice:
         self.serving: Member | None = None
         self.since_ns = 0
         self.why = ""
+        self.reason = ""
         self.switching = ""  # the cause, while we make it change
         self.switches: Counter[str] = Counter()
         self.confirmed: dict[str, str] = {}  # loop → "" when its C held in the first seconds, else why not
@@ -82,9 +83,9 @@ class ServedDevice:
             return None
         return self.serving.process if self.serving.home == self.name else self.process
 
-    def took(self, member: Member, cause: str, now_ns: int) -> None:
-        """An executor serves the ledger from now on."""
-        self.serving, self.since_ns, self.why = member, now_ns, cause
+    def took(self, member: Member, cause: str, now_ns: int, reason: str = "") -> None:
+        """An executor serves the ledger from now on. reason: in words, where the one before gave up by itself."""
+        self.serving, self.since_ns, self.why, self.reason = member, now_ns, cause, reason
         self.lanes.serving, self.lanes.served_once = member, True
         self.switches[cause] += 1
 
@@ -163,7 +164,7 @@ class ServedDevice:
             "device": self.name, "role": PRIMARY, "ready": self.process.ready and serving is not None,
             "certified": self.certified, "not_certified": self.not_certified(), "revocations": self.revocations,
             "served_by": serving.home if serving else None, "serving_pid": serving.process.pid if serving else None,
-            "serving_role": self.role or None, "since_ns": self.since_ns, "why": self.why,
+            "serving_role": self.role or None, "since_ns": self.since_ns, "why": self.why, "reason": self.reason,
             "switches": dict(self.switches), "changing": self.outgoing is not None or bool(self.switching),
         }  # fmt: skip
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from taktd.daemon.switch_rule import SwitchRule
 from taktd.engines.engine import BoundRun, Tensor, WarmEngine, release
 from taktd.engines.errors import EngineFailure
 from taktd.ipc import _core
@@ -31,8 +32,8 @@ class ServedLane:
 
     __slots__ = (
         "_bound", "_rehearsal", "area", "cost_ns", "ended_ns", "engine", "failures", "flags", "input_dims", "lane",
-        "last_slot", "name", "output_bytes",
-        "output_dims", "path", "runs", "server", "shaped", "slots",
+        "last_ok", "last_slot", "name", "output_bytes",
+        "output_dims", "path", "rule", "runs", "server", "shaped", "slots",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,8 @@ class ServedLane:
         self.cost_ns = 0  # what a run is reckoned with; set when the lane is scheduled
         self.ended_ns = 0  # when its last run ended
         self._rehearsal = engine.batch(1)
+        self.rule: SwitchRule | None = None  # of a loop that somebody can stand in for
+        self.last_ok = 0  # sequence number of the last run that did not fail
         self.last_slot = -1  # whose outputs are the lane's last answer; -1: there is none yet
 
     def bind(self) -> Iterator[None]:
