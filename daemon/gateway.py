@@ -187,7 +187,7 @@ class Gateway:
             try:
                 if self._node is None:
                     self._node = connect(self._lanes_path, timeout_us=CONNECT_US_MAX)
-                return self._node.attach(model, wait="hybrid", kind="model", timeout_us=ATTACH_US_MAX)
+                return self._node.attach(model, wait="block", kind="model", timeout_us=ATTACH_US_MAX)
             except TaktError as error:
                 # A connection to a supervisor that is gone; its successor has another one. Not for an executor that is
                 # not ready: the lanes that there are live on this connection.
