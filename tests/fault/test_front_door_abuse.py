@@ -1,0 +1,205 @@
+"""FAULTS 15 and 17: overload, huge and slow messages, garbage, floods of streams. Asserted is order and accounting."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+
+from taktd.ipc.grpc import inference_pb2 as pb
+from taktd.ipc.grpc import inference_pb2_grpc
+from tests import models
+from tests.running import Running, eventually
+
+YAML = """\
+devices: {{cpu0: {{driver: cpu}}, cpu1: {{driver: cpu}}}}
+models:
+  id: {{path: {folder}/id.onnx, device: cpu0}}
+  slow: {{path: {folder}/slow.onnx, device: cpu0}}
+loops: {{walk: {{model: id, device: cpu1, period: 50ms, budget: 2ms}}}}
+admission: {{on_refusal: uncertified}}
+grpc: {{rights: infer}}
+zmq: {{}}
+limits: {{message: 4MiB, jobs: 40, jobs_per_uid: 20, job_memory: 64MiB, gateway_lanes: 2}}
+"""
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("abuse")
+    models.identity(folder / "id.onnx", (1, 4))
+    models.slow(folder / "slow.onnx")
+    running = Running(folder, YAML.format(folder=folder))
+    try:
+        running.start().await_ready()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.close()
+
+
+def request(model: str = "id") -> pb.ModelInferRequest:
+    shape = [512, 512] if model == "slow" else [1, 4]
+    made = pb.ModelInferRequest(model_name=model, raw_input_contents=[np.ones(shape, np.float32).tobytes()])
+    made.inputs.add(name="x", datatype="FP32", shape=shape)
+    return made
+
+
+def gateway(served: Running) -> dict[str, Any]:
+    found: dict[str, Any] = served.ask("status")["gateway"]
+    return found
+
+
+def rss_bytes(served: Running) -> int:
+    return int(psutil.Process(gateway(served)["pid"]).memory_info().rss)
+
+
+def works(served: Running) -> None:
+    with grpc.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(request(), timeout=30).outputs[0].name == "y"
+
+
+def nothing_is_held(served: Running) -> bool:
+    now = gateway(served)
+    return now["jobs"] == now["job_memory"] == now["waiting"] == 0
+
+
+def test_overload_is_refused_early_and_accounted_for_while_a_loop_goes_on(served: Running) -> None:
+    before = served.loop("walk")["statistics"]
+    outcomes: Counter[str] = Counter()
+    with grpc.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with served.connect() as node, node.attach("walk") as lane:
+            calls = [stub.ModelInfer.future(request("slow"), timeout=60) for _ in range(100)]
+            for tick in lane.ticks():
+                assert lane.infer(timeout_us=5_000_000).status in ("ok", "expired")
+                if tick.index >= 20:
+                    break
+        for call in calls:
+            outcomes[call.code().name] += 1
+            assert call.code() is not grpc.StatusCode.UNAVAILABLE, call.details()
+            if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                assert "limits." in call.details() or "Concurrent RPC limit" in call.details()
+    assert outcomes["OK"] + outcomes["RESOURCE_EXHAUSTED"] == 100, outcomes
+    assert outcomes["OK"] >= 20
+    assert outcomes["RESOURCE_EXHAUSTED"] >= 20
+    after = served.loop("walk")["statistics"]
+    ended = sum(after[s] - before[s] for s in ("ok", "expired", "refused", "failed", "lost", "cancelled", "orphaned"))
+    assert ended == after["submitted"] - before["submitted"]
+    eventually(lambda: nothing_is_held(served))
+
+
+def test_a_huge_message_costs_no_memory(served: Running) -> None:
+    works(served)
+    before = rss_bytes(served)
+    with grpc.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
+        raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as refused:
+                raw(bytes(256 * MIB), timeout=60)
+            assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+    assert rss_bytes(served) - before < 64 * MIB
+    works(served)
+
+
+def test_garbage_and_a_byte_at_a_time(served: Running) -> None:
+    slow = socket.socket(socket.AF_UNIX)
+    slow.connect(f"{served.runtime}/grpc.sock")
+    chance = np.random.default_rng(1)
+    for number in range(50):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(f"{served.runtime}/grpc.sock")
+            preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if number % 2 else b""
+            try:
+                raw.sendall(preface + chance.bytes(int(chance.integers(1, 2000))))
+                slow.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[number % 24 : number % 24 + 1])
+            except OSError:
+                pass  # hung up on: right
+        if number % 10 == 0:
+            works(served)
+    slow.close()
+    works(served)
+
+
+def test_a_flood_of_streams_is_bounded(served: Running) -> None:
+    async def flood() -> int:
+        """How many of 500 streams were answered; the others wait for those to end, or are refused."""
+        async with grpc.aio.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            streams = [stub.ModelStreamInfer() for _ in range(500)]
+
+            async def one(stream: Any) -> bool:
+                await stream.write(request())
+                return bool((await stream.read()).infer_response.outputs)
+
+            answers = await asyncio.gather(
+                *(asyncio.wait_for(one(stream), 5) for stream in streams), return_exceptions=True
+            )
+            for stream in streams:
+                stream.cancel()
+        return sum(answer is True for answer in answers)
+
+    before = rss_bytes(served)
+    assert 1 <= asyncio.run(flood()) <= 40
+    assert rss_bytes(served) - before < 64 * MIB
+    eventually(lambda: nothing_is_held(served))
+    works(served)
+
+
+def test_a_stream_that_is_not_read_holds_no_more_than_its_share(served: Running) -> None:
+    async def deaf() -> int:
+        async with grpc.aio.insecure_channel(
+            f"unix:{served.runtime}/grpc.sock", options=[("grpc.http2.lookahead_bytes", 1024)]
+        ) as channel:
+            stream = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            written = 0
+            try:
+                for _ in range(20_000):
+                    await asyncio.wait_for(stream.write(request()), 1.0)
+                    written += 1
+            except asyncio.TimeoutError:
+                pass
+            held = gateway(served)
+            assert held["jobs"] <= 20
+            stream.cancel()
+            return written
+
+    asyncio.run(deaf())
+    eventually(lambda: nothing_is_held(served))
+    works(served)
+
+
+def test_clients_that_vanish_leave_nothing(served: Running) -> None:
+    works(served)
+    process = psutil.Process(gateway(served)["pid"])
+    descriptors = process.num_fds()
+
+    def vanish() -> None:
+        channel = grpc.insecure_channel(
+            f"unix:{served.runtime}/grpc.sock", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        calls = [stub.ModelInfer.future(request("slow")) for _ in range(5)]
+        grpc.channel_ready_future(channel).result(20)
+        channel.close()
+        assert len(calls) == 5
+
+    for _ in range(10):
+        threads = [threading.Thread(target=vanish) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    eventually(lambda: nothing_is_held(served), within_s=30)
+    eventually(lambda: process.num_fds() <= descriptors + 4, within_s=30)
+    works(served)
