@@ -24,7 +24,9 @@ from taktd.ipc.grpc.pool import BothPools
 from taktd.ipc.grpc.service import SERVICE, InferenceService
 from taktd.ipc.inference import Backend, Principal
 
-STREAMS_PER_CONNECTION_MAX: Final = 256
+# Above what a client opens before it has heard of a limit: HTTP/2 would reset those streams without a reason, where
+# `calls` refuses them with one.
+STREAMS_PER_CONNECTION_MAX: Final = 1024
 METADATA_BYTES_MAX: Final = 16 << 10
 HANDSHAKE_MS_MAX: Final = 10_000
 IDLE_CHECK_MS: Final = 60_000
@@ -105,7 +107,7 @@ def _options(bounds: Bounds) -> list[tuple[str, Any]]:
         # Twice: up to there the refusal is ours, and names the way that needs no message.
         ("grpc.max_receive_message_length", 2 * bounds.message_bytes),
         ("grpc.max_send_message_length", bounds.message_bytes),
-        ("grpc.max_concurrent_streams", min(STREAMS_PER_CONNECTION_MAX, bounds.calls)),
+        ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
         ("grpc.max_allowed_incoming_connections", bounds.connections),
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),

@@ -32,8 +32,9 @@ FORBIDDEN_YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load
 
 
 def ours(*folders: str) -> list[Path]:
-    """Python files under the folders, byte code and build leavings aside."""
-    return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py") if "build" not in p.parts)
+    """Python files under the folders; byte code, build leavings and what a compiler wrote aside."""
+    found = (p for folder in folders for p in (ROOT / folder).rglob("*.py"))
+    return sorted(p for p in found if "build" not in p.parts and "_pb2" not in p.name)
 
 
 SOURCES = ours(*PACKAGES)
