@@ -409,6 +409,10 @@ class Configuration(Section):
     )
     zmq: ZeroMqSetting = Field(default_factory=ZeroMq, description="Requests and events over ZeroMQ, or off.")
     http: HttpSetting = Field(default_factory=Http, description="/metrics and /health, or off.")
+    grace_ns: DurationOrZero = Field(
+        default=30_000_000_000, alias="grace",
+        description="How long executors serve on alone when taktd has died, for the next one to take them over.",
+    )  # fmt: skip
     allow_faults: bool = Field(
         default=False, description="Whether `taktctl fault inject` may make simulated devices fail."
     )

@@ -6,6 +6,7 @@ its lane. Called by the supervisor at start and for each change.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,10 @@ class DevicePlan:
     def serves_like(self, other: DevicePlan) -> bool:
         """Whether an executor of the other plan does all that this one asks for."""
         return self._essence() == other._essence()
+
+    def digest(self) -> str:
+        """The same for plans that serve alike, also in another process."""
+        return hashlib.sha256(repr(self._essence()).encode()).hexdigest()
 
     def _essence(self) -> tuple[Any, ...]:
         return (

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
+from taktd.daemon.adoption import Heir
 from taktd.daemon.config import Configuration
 from taktd.daemon.device_plan import DevicePlan
 from taktd.daemon.executor_process import Message
@@ -32,6 +33,8 @@ RETURN_PAUSE_NS_MAX: Final = 4_000_000_000
 
 class Observer(Protocol):
     """Who is told; the supervisor."""
+
+    def member_begins(self, member: Member) -> Message: ...
 
     def member_loaded(self, member: Member) -> None: ...
 
@@ -85,9 +88,9 @@ class Devices(Mapping[str, ServedDevice]):
 
     # ---- devices and members ----
 
-    def add(self, name: str, configuration: Configuration) -> ServedDevice:
-        """A device that is not there yet; install() makes it one of the running configuration."""
-        lanes = DeviceLanes(name, configuration.limits.lanes, self._observer.lane_ended)
+    def add(self, name: str, configuration: Configuration, lanes: DeviceLanes | None = None) -> ServedDevice:
+        """A device that is not there yet, or whose lanes are; install() makes it one of the running configuration."""
+        lanes = lanes or DeviceLanes(name, configuration.limits.lanes, self._observer.lane_ended)
         self._coming[name] = ServedDevice(lanes)
         return self._coming[name]
 
@@ -158,6 +161,9 @@ class Devices(Mapping[str, ServedDevice]):
         """Whether nobody waits for this one: its device is served, or has no loops."""
         device = self.find(member.home)
         return device.serving is not None or not member.plan.loops
+
+    def member_begins(self, member: Member) -> Message:
+        return self._observer.member_begins(member)
 
     def member_loaded(self, member: Member) -> None:
         self.poke()
@@ -342,6 +348,18 @@ class Devices(Mapping[str, ServedDevice]):
         if device.serving is not None:
             return True
         return any(m.process.ready or m.process.tries < tries_max for m in self.line(device))
+
+    def adopt(self, member: Member, heir: Heir) -> None:
+        """An executor of a supervisor before this one: it serves the ledgers that it has."""
+        for name in heir.owned:
+            self.find(name).took(member, "adopted", _core.now())
+        member.adopt(heir)
+        for name in heir.owned:
+            log(
+                "notice", f"{name} is served by {member}, which was taken over", event="handover", device=name,
+                served_by=member.home, cause="adopted", pid=member.process.pid,
+            )  # fmt: skip
+            self.choose(self.find(name))
 
     async def stop(self, others: Iterable[Ending], drain_s: float, kill_s: float) -> None:
         """Everybody, others too, finishes what is pending and exits; who takes too long is ended."""

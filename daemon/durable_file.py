@@ -41,15 +41,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durable(path: Path, data: bytes, mode: int = 0o640) -> None:
+def write_durable(path: Path, data: bytes, mode: int = 0o640, *, outlast_power: bool = True) -> None:
     """Puts ``data`` at ``path``. Raises ``OSError``; then the old content is there, or the new where only the last
-    step, making the folder durable, failed."""
+    step, making the folder durable, failed. outlast_power: False where a reboot makes it worthless anyway."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
             write_all(descriptor, data)
-            os.fsync(descriptor)
+            if outlast_power:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
@@ -59,16 +60,18 @@ def write_durable(path: Path, data: bytes, mode: int = 0o640) -> None:
         except OSError:
             pass  # the next writer of the same process takes its place
         raise
-    sync_folder(path.parent)
+    if outlast_power:
+        sync_folder(path.parent)
 
 
 def _checksum(key: str, body: Any) -> str:
     return hashlib.sha256(json.dumps([key, body], sort_keys=True).encode()).hexdigest()
 
 
-def write_sealed(path: Path, key: str, body: Any) -> None:
+def write_sealed(path: Path, key: str, body: Any, *, outlast_power: bool = True) -> None:
     """JSON under a key that says what it is and of what. Raises ``OSError``."""
-    write_durable(path, json.dumps({"key": key, "sha256": _checksum(key, body), "body": body}).encode() + b"\n")
+    sealed = json.dumps({"key": key, "sha256": _checksum(key, body), "body": body})
+    write_durable(path, sealed.encode() + b"\n", outlast_power=outlast_power)
 
 
 def read_sealed(path: Path, key: str) -> Any:

@@ -1,9 +1,8 @@
 """The process that owns one device and runs its jobs, one at a time.
 
 ``python -m taktd.daemon.executor --control-fd N``, started by the supervisor, which says over that socket what to
-serve.
-One Python thread over the C core. ``Executor.serve`` is the whole real-time path: take what clients submitted, ask the
-scheduler, do what it says. Between two jobs only bounded work happens: a control message, one step of a chore.
+serve. One Python thread over the C core. ``Executor.serve`` is the whole real-time path: take what clients submitted,
+ask the scheduler, do what it says. Between two jobs only bounded work happens: a control message, one step of a chore.
 
 What it is not: the scheduler decides about time; the supervisor owns the lanes; the journal takes the records, and the
 supervisor drains them. Nothing is loaded, imported or logged by I/O while it serves.
@@ -22,8 +21,9 @@ from typing import Any, Final
 from taktd.daemon.awake import Awake
 from taktd.daemon.cause import NONE
 from taktd.daemon.duty import DutyLimiter, real_time_share_ppm
+from taktd.daemon.executor_grace import Estate, Grace, SupervisorLink
 from taktd.daemon.executor_lanes import DeviceBroken, LaneTable
-from taktd.daemon.executor_link import ExecutorLink, LinkClosed
+from taktd.daemon.executor_link import LinkClosed
 from taktd.daemon.executor_setup import freeze, prepare
 from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
 from taktd.daemon.record import Recorder
@@ -44,7 +44,7 @@ CHORE_GAP_NS: Final = 500_000  # a step of a chore waits for a gap of this lengt
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
 COLD_NS: Final = 300_000  # after that long without a run, caches hold something else
 CLOSED_LOOP_NS: Final = 100_000  # a job that comes this soon after the last answer comes from a closed loop
-WARM_LEAD_NS: Final = 150_000  # a warming run ends this long before a predicted release, if it takes its cost
+WARM_LEAD_NS: Final = 200_000  # a warming run ends this long before a predicted release, if it takes its cost
 SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twice a wake-up's p99
 
 DONE: Final = object()
@@ -58,13 +58,15 @@ WOKE_CONTROL, WOKE_SUCCESSION = 2, 16
 
 
 class Executor:
-    """Serves the lanes of one device until it is told to drain or its supervisor is gone."""
+    """Serves the lanes of one device until it is told to drain, or its supervisor is gone and no other one came."""
 
     def __init__(
-        self, link: ExecutorLink, server: _core.Server, table: LaneTable, plan: dict[str, Any], costs: dict[str, Any],
-        *, throttled: bool,
+        self, link: SupervisorLink, server: _core.Server, table: LaneTable, plan: dict[str, Any], costs: dict[str, Any],
+        estate: Estate, *, throttled: bool,
     ) -> None:  # fmt: skip
         self.link = link
+        self.estate = estate
+        self.grace = Grace(link, estate, plan)
         self.server = server
         self.table = table
         self.lanes = table.lanes
@@ -260,6 +262,8 @@ class Executor:
             until_ns = min(until_ns, patience_ns) if until_ns else patience_ns
         if not self._control_due_ns:
             return  # there is something to tell first
+        if self.grace.due_ns:
+            until_ns = min(until_ns, self.grace.due_ns) if until_ns else self.grace.due_ns
         woke = self.server.wait(until_ns, spin_until_ns)
         if woke & WOKE_CONTROL:
             self._control_due_ns = 0
@@ -306,23 +310,39 @@ class Executor:
     def _control(self, now_ns: int) -> None:
         """One message from the supervisor, if there is one, and what there is to tell it."""
         self._control_due_ns = now_ns + CONTROL_EVERY_NS
-        try:
-            self._tell()
-            received = self.link.receive()
-        except LinkClosed:
-            self._end()
+        if self.table.chores:  # a device that is never idle has no gaps
+            self._chore_since_ns = self._chore_since_ns or now_ns
+            if now_ns - self._chore_since_ns >= CHORE_PATIENCE_NS:
+                self._chore()
+        self._tell()
+        received = self.link.receive()
+        if self.link.lost:
+            self._alone(now_ns)
             return
         if received is None:
             return
         self._control_due_ns = 0  # there may be more
         message, descriptors = received
+        self.estate.follow(message, descriptors)
         if message["op"] == "drain":
             self.draining = True
+        elif message["op"] == "adopted":
+            self.grace.adopted()
         elif message["op"] == "record.state":
             self.recorder.state(self.scheduler, _core.now())
         else:
             self.table.handle(message, descriptors)
             self.in_line = not self.table.owns_all
+
+    def _alone(self, now_ns: int) -> None:
+        """The supervisor is gone. Its successor may come, and finds lanes as the last message left them."""
+        self.server.set_control(-1)
+        if self.draining or self.grace.over(now_ns):
+            self._end()
+        elif now_ns >= self.grace.due_ns and not self.table.chores:
+            owned = [ledger.device for ledger in self.table.ledgers.values() if ledger.owned]
+            if self.grace.step(now_ns, owned):
+                self.server.set_control(self.link.fileno())
 
 
 def main() -> int:
@@ -332,16 +352,17 @@ def main() -> int:
     # Who ends an executor is its supervisor; a terminal's Ctrl-C goes to the supervisor alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link = ExecutorLink(socket.socket(fileno=arguments.control_fd))
+    link = SupervisorLink(socket.socket(fileno=arguments.control_fd))
     try:
         return _run(link)
     except LinkClosed:
         return 0
 
 
-def _run(link: ExecutorLink) -> int:
+def _run(link: SupervisorLink) -> int:
     plan, descriptors = _next_message(link, "configure")
     usable = os.sched_getaffinity(0)
+    estate = Estate(plan, descriptors)
     try:
         prepared = prepare(plan)
         ledger_fd, stats_fd, journal_fd = descriptors[:3]
@@ -352,9 +373,10 @@ def _run(link: ExecutorLink) -> int:
         link.send({"op": "failed", "error": str(error), "device": isinstance(error, DeviceFailure)})
         return EXIT_FAILED
     start_watch(server, prepared.rights, usable)
-    link.send({"op": "loaded", "records": True, **prepared.as_json()})
-    costs, _ = _next_message(link, "serve")
-    executor = Executor(link, server, table, plan, costs, throttled=prepared.rights.policy == "fifo")
+    estate.loaded = {"op": "loaded", "records": True, **prepared.as_json()}
+    link.send(estate.loaded)
+    costs, _ = estate.serve, _ = _next_message(link, "serve")
+    executor = Executor(link, server, table, plan, costs, estate, throttled=prepared.rights.policy == "fifo")
     freeze()
     member = plan.get("member")
     if member is None:  # alone: nobody else can serve this ledger
@@ -379,9 +401,12 @@ def _run(link: ExecutorLink) -> int:
     return 0
 
 
-def _next_message(link: ExecutorLink, op: str) -> tuple[dict[str, Any], list[int]]:
-    """Waits for one message of the handshake. Raises ``LinkClosed``, also when it is told to drain instead."""
+def _next_message(link: SupervisorLink, op: str) -> tuple[dict[str, Any], list[int]]:
+    """Waits for one message of the handshake. Raises ``LinkClosed``, also when it is told to drain instead: who does
+    not serve yet has nothing to keep for another supervisor."""
     while (received := link.receive()) is None:
+        if link.lost:
+            raise LinkClosed
         select.select([link], [], [])
     if received[0]["op"] == "drain":
         raise LinkClosed

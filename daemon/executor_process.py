@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -39,6 +40,7 @@ class State(Enum):
 
 class Event(Enum):
     START = "start"
+    ADOPTED = "adopted"  # it served before we did
     READY = "ready"
     DIED = "died"
     DRAIN = "drain"
@@ -47,6 +49,7 @@ class Event(Enum):
 #: What each event does in each state; a pair that is not here can't happen, and says so if it does.
 TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.STOPPED, Event.START): State.STARTING,
+    (State.STOPPED, Event.ADOPTED): State.READY,
     (State.STOPPED, Event.DRAIN): State.STOPPED,
     (State.STARTING, Event.READY): State.READY,
     (State.STARTING, Event.DIED): State.PAUSING,
@@ -94,7 +97,8 @@ class ExecutorProcess:
         self.stopped.set()
         self._failure = ""  # what it said about its end
         self.awaits_device = False  # it ended because its device can't be used now
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # None also for one that another supervisor started
+        self._pid: int | None = None
         self._pidfd = -1
         self._link: ExecutorLink | None = None
         self._outbox: deque[tuple[Message, list[int]]] = deque()
@@ -103,7 +107,7 @@ class ExecutorProcess:
     @property
     def pid(self) -> int | None:
         """The process's id while it lives."""
-        return self._process.pid if self._process is not None else None
+        return self._pid
 
     @property
     def pidfd(self) -> int:
@@ -150,13 +154,25 @@ class ExecutorProcess:
             return
         finally:
             theirs.close()
-        self._link = link
-        self._pidfd = os.pidfd_open(self._process.pid)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._pidfd, self._exited)
-        loop.add_reader(link.fileno(), self._readable)
+        self._watch(self._process.pid, os.pidfd_open(self._process.pid), link)
         message, descriptors = self.watcher.configure(self)
         self.send(message, descriptors)
+
+    def adopt(self, pid: int, pidfd: int, link: ExecutorLink, loaded: Message) -> None:
+        """A process that another supervisor started, and that serves. pidfd and link are ours from now on."""
+        self._step(Event.ADOPTED)
+        self.stopped.clear()
+        self.loaded_message = loaded
+        self._watch(pid, pidfd, link)
+        self.send({"op": "adopted"})
+        self.watcher.became_ready(self)
+        self.watcher.loaded(self, loaded)
+
+    def _watch(self, pid: int, pidfd: int, link: ExecutorLink) -> None:
+        self._pid, self._pidfd, self._link = pid, pidfd, link
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._exited)
+        loop.add_reader(link.fileno(), self._readable)
 
     def drain(self) -> None:
         """Let it finish what is pending and exit; `stopped` is set when it is gone."""
@@ -170,17 +186,19 @@ class ExecutorProcess:
             self.send({"op": "drain"})
 
     def kill(self) -> None:
-        """SIGKILL. Safe against a recycled pid: the process is ours until it has been waited for."""
-        if self._process is not None:
-            self._process.kill()
+        """SIGKILL. Safe against a recycled pid: a pidfd never means another process."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _exited(self) -> None:
         """The pidfd fired: its memory is torn down, and nothing it did can change any more."""
-        assert self._process is not None
         # What it said before it died is still in the socket.
         self._readable()
-        code = self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = "has ended"  # all that is known of a process that is not our child
+        if self._process is not None:
+            code = self._process.wait()
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         self._close()
         self._ended(self._failure or how)
 
@@ -191,7 +209,7 @@ class ExecutorProcess:
             os.close(self._pidfd)
             self._pidfd = -1
         self._close_link()
-        self._process = None
+        self._process = self._pid = None
         self.loaded_message = {}
 
     def _close_link(self) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 import errno
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from taktd.daemon.config import Allow, Loop
 from taktd.daemon.device_plan import Inspection
+from taktd.daemon.inherited_lanes import Unclaimed
 from taktd.daemon.lane_door import Connection, Refused
 from taktd.daemon.lane_memory import model_lane_bytes
 from taktd.daemon.lane_protocol import Kind
@@ -142,6 +144,20 @@ class FrontDesk:
             raise
         self._memory[lane] = (uid, size)
         return lane
+
+    def claim(self, connection: Connection, lane_id: int, token: int) -> Lane:
+        """A lane that its client had before this supervisor. Raises lane_door.Refused."""
+        for device in self._supervisor.devices.values():
+            for lane in device.lanes.lanes.values():
+                known = lane.id == lane_id and isinstance(lane.owner, Unclaimed)
+                if known and secrets.compare_digest(str(lane.token), str(token)):
+                    lane.owner = connection
+                    if lane.kind is Kind.MODEL:
+                        held = connection.peer.uid, lane.memory.total_size
+                        self.charges.charge("lane_memory", *held, within_limits=False)
+                        self._memory[lane] = held
+                    return lane
+        raise Refused(errno.ENOENT, f"lane {lane_id} is not to be claimed: it has ended, or its client has it")
 
     def _uncharge(self, lane: Lane) -> None:
         if charged := self._memory.pop(lane, None):

@@ -51,6 +51,9 @@ class Host(Protocol):
     async def attach(self, connection: Connection, kind: Kind, name: str) -> Lane:
         """The lane, attached for this connection; raises Refused."""
 
+    def claim(self, connection: Connection, lane_id: int, token: int) -> Lane:
+        """The lane of a client that was here before the supervisor; raises Refused."""
+
     def detach(self, lane: Lane) -> None: ...
 
 
@@ -151,12 +154,23 @@ class Connection:
                 raise Refused(errno.ENOENT, f"lane {request.fields[0]} is not attached here: attach it first")
             self.release(lane)
             self.send(protocol.detached(request.request_id))
+        elif request.type is Type.CLAIM:
+            self._claim(request)
         else:
             kind, offset = request.fields
             if kind not in (Kind.LOOP, Kind.MODEL):
                 raise Refused(errno.EINVAL, f"list kind {kind} does not exist: 1 is loops, 2 is models")
             objects = self.door.host.listing(Kind(kind))
             self.send(protocol.listing(request.request_id, objects, min(offset, len(objects))))
+
+    def _claim(self, request: Request) -> None:
+        lane_id, token = request.fields
+        lane = self.lanes.get(lane_id) or self.door.host.claim(self, lane_id, token)
+        if lane.id not in self.lanes:
+            self.door.host.charges.charge("lanes", self.peer.uid, within_limits=False)
+            self.lanes[lane.id] = lane
+            log("info", f"{lane.name} claimed by {self}", lane=lane.id, kind=lane.kind.name.lower())
+        self.send(protocol.claimed(request.request_id, lane.id))
 
     async def _attach(self, request: Request) -> None:
         kind, wait_mode, name = request.fields
@@ -179,7 +193,7 @@ class Connection:
             self.release(lane)
             return
         memory = lane.memory
-        answer = protocol.attached(request.request_id, lane.id, memory.total_size)
+        answer = protocol.attached(request.request_id, lane.id, memory.total_size, lane.token)
         self.send(answer, (memory.memfd, memory.client_wake))
         memory.close_client_end()
         log("info", f"{name} attached by {self}", lane=lane.id, kind=lane.kind.name.lower())

@@ -22,7 +22,8 @@ HEADER: Final = struct.Struct("<IHHIi")  # magic, type, reserved, request_id, co
 HELLO: Final = struct.Struct("<II64s")  # min_version, max_version, client
 WELCOME: Final = struct.Struct("<II64s")  # version, pid, node
 ATTACH: Final = struct.Struct("<II64s")  # kind, wait_mode, name
-ATTACHED: Final = struct.Struct("<QQQ")  # lane_id, total_size, memfd_bytes
+ATTACHED: Final = struct.Struct("<QQQQ")  # lane_id, total_size, memfd_bytes, token
+CLAIM: Final = struct.Struct("<QQ")  # lane_id, token
 LANE_ID: Final = struct.Struct("<Q")
 LIST: Final = struct.Struct("<II")  # kind, offset
 LISTING: Final = struct.Struct("<II")  # total, next_offset
@@ -41,6 +42,8 @@ class Type(IntEnum):
     LISTING = 8
     ERROR = 9
     LANE_ENDED = 10
+    CLAIM = 11
+    CLAIMED = 12
 
 
 class Kind(IntEnum):
@@ -64,7 +67,7 @@ class Request:
     fields: tuple[Any, ...]
 
 
-_BODIES: Final = {Type.HELLO: HELLO, Type.ATTACH: ATTACH, Type.DETACH: LANE_ID, Type.LIST: LIST}
+_BODIES: Final = {Type.HELLO: HELLO, Type.ATTACH: ATTACH, Type.DETACH: LANE_ID, Type.LIST: LIST, Type.CLAIM: CLAIM}
 
 
 def _text(raw: bytes) -> str:
@@ -101,8 +104,12 @@ def welcome(request_id: int, pid: int, node: str) -> bytes:
     return _pack(Type.WELCOME, request_id, WELCOME.pack(WIRE_VERSION, pid, node.encode()))
 
 
-def attached(request_id: int, lane_id: int, total_size: int) -> bytes:
-    return _pack(Type.ATTACHED, request_id, ATTACHED.pack(lane_id, total_size, total_size))
+def attached(request_id: int, lane_id: int, total_size: int, token: int) -> bytes:
+    return _pack(Type.ATTACHED, request_id, ATTACHED.pack(lane_id, total_size, total_size, token))
+
+
+def claimed(request_id: int, lane_id: int) -> bytes:
+    return _pack(Type.CLAIMED, request_id, LANE_ID.pack(lane_id))
 
 
 def detached(request_id: int) -> bytes:

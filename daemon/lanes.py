@@ -18,6 +18,7 @@ import asyncio
 import heapq
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,23 @@ STATS_BLOCKS: Final = 512  # of loops and models that a device has ever had
 JOURNAL_RECORDS: Final = 1 << 16  # 2.6 MB: several seconds of a busy device
 
 _lane_ids = count(1)
+
+
+def new_token() -> int:
+    """A secret of 63 bits, never 0."""
+    return secrets.randbits(63) | 1
+
+
+def lane_ids_after(last: int) -> None:
+    """Ids that were given by a supervisor before this one are not given again."""
+    global _lane_ids
+    _lane_ids = count(max(last + 1, next(_lane_ids)))
+
+
+def new_journal() -> int:
+    """An empty journal of a device's usual size."""
+    return _core.create_journal(JOURNAL_RECORDS)
+
 
 Arrangement = dict[str, "Lane"]
 """The lanes of a plan's loops, by name."""
@@ -112,6 +130,7 @@ class Lane:
     state: LaneState = LaneState.FREE
     owner: Any = None  # whoever attached it
     id: int = field(default_factory=lambda: next(_lane_ids))
+    token: int = field(default_factory=new_token)  # who knows it may claim the lane from another supervisor
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     known: dict[Follower, LaneMemory] = field(default_factory=dict)
     waiting: dict[Follower, Waiting] = field(default_factory=dict)
@@ -119,11 +138,22 @@ class Lane:
     left: set[Follower] = field(default_factory=set)  # who had it when a change ended it
 
 
+def ownership(lane: Lane) -> Message | None:
+    """What executors keep of a lane's client, for a supervisor after this one. None while there is none."""
+    return {"id": lane.id, "token": lane.token} if lane.owner is not None else None
+
+
 class DeviceLanes:
     """The lanes of one device, its ledger, statistics and journal."""
 
-    def __init__(self, name: str, lanes_max: int, ended: Callable[[Lane, int, str], None]) -> None:
-        """ended(lane, reason, text): the client's lane is over, by the executor's verdict (reason) or ours (text)."""
+    def __init__(
+        self, name: str, lanes_max: int, ended: Callable[[Lane, int, str], None],
+        files: tuple[int, int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """ended(lane, reason, text): the client's lane is over, by the executor's verdict (reason) or ours (text).
+
+        files: ledger, statistics and journal of a supervisor before this one (see inherited_lanes.py).
+        """
         self.name, self.epoch = name, 1
         self._ended = ended
         self.followers: list[Follower] = []
@@ -132,9 +162,9 @@ class DeviceLanes:
         places = max(lanes_max, MODEL_PLACES_MIN)
         self.lane_count = LOOP_PLACES + places
         self.stats_blocks: dict[tuple[str, str], int] = {}
-        self.ledger_fd = _core.create_ledger(self.lane_count)
-        self.stats_fd = _core.create_stats(STATS_BLOCKS)
-        self.journal_fd = _core.create_journal(JOURNAL_RECORDS)
+        self.ledger_fd, self.stats_fd, self.journal_fd = files or (
+            _core.create_ledger(self.lane_count), _core.create_stats(STATS_BLOCKS), new_journal(),
+        )  # fmt: skip
         self.loops: Arrangement = {}
         self.lanes: dict[int, Lane] = {}
         self._free = {Kind.LOOP: list(range(LOOP_PLACES)), Kind.MODEL: list(range(LOOP_PLACES, self.lane_count))}
@@ -169,16 +199,26 @@ class DeviceLanes:
         return arrangement
 
     def _new_loop_lane(self, loop: Loop, plan: DevicePlan, signature: tuple[Any, ...]) -> Lane:
-        def renew() -> LaneMemory:
-            return loop_memory(loop, plan.inspections[loop.model], self.epoch)
-
         if not self._free[Kind.LOOP]:
             raise Full(f"{self.name} has no place for another loop's lane")
+        renew = self.renewer(loop, plan)
         block, memory = self.stats_block("loop", loop.name), renew()
         index = heapq.heappop(self._free[Kind.LOOP])
         lane = Lane(index, Kind.LOOP, loop.name, loop.model, block, memory, signature, renew)
         self.lanes[index] = lane
         return lane
+
+    def renewer(self, loop: Loop, plan: DevicePlan) -> Callable[[], LaneMemory]:
+        """Makes fresh memory for a loop's lane."""
+        return lambda: loop_memory(loop, plan.inspections[loop.model], self.epoch)
+
+    def inherit(self, lane: Lane) -> None:
+        """A lane that a supervisor before this one made, at its place in the ledger."""
+        self.lanes[lane.index] = lane
+        self._free[lane.kind].remove(lane.index)
+        heapq.heapify(self._free[lane.kind])
+        if lane.kind is Kind.LOOP:
+            self.loops[lane.name] = lane
 
     def install(self, arrangement: Arrangement) -> Arrangement:
         """From now on clients get these lanes; returns those of before."""
@@ -206,7 +246,7 @@ class DeviceLanes:
                 "phase_ns": loop.phase_ns, "max_age_ns": loop.max_age_ns, "on_stale": loop.on_stale,
                 "switch": loop.switch.model_dump() if loop.stood_in_for else None,
                 "lane": lane.index, "stats": lane.stats_block, "layout": lane.memory.layout,
-                "attached": lane.state is LaneState.ATTACHED,
+                "attached": lane.state is LaneState.ATTACHED, "owner": ownership(lane),
             })  # fmt: skip
             lane.known[follower] = lane.memory
             descriptors += lane.memory.descriptors
@@ -222,7 +262,10 @@ class DeviceLanes:
         for lane in [lane for lane in self.lanes.values() if lane.kind is Kind.MODEL]:
             if not self.shall_have(follower, lane) or lane.state is LaneState.CLEARING:
                 continue
-            entry = {"lane": lane.index, "model": lane.model, "stats": lane.stats_block, "layout": lane.memory.layout}
+            entry = {
+                "lane": lane.index, "model": lane.model, "stats": lane.stats_block, "layout": lane.memory.layout,
+                "attached": True, "owner": ownership(lane),
+            }  # fmt: skip
             room_bytes -= len(json.dumps(entry)) + 1
             if room_bytes < 0 or len(entries) >= min(keep_max, MODEL_LANES_KEPT_MAX):
                 continue  # it is told after the start, like a lane that came meanwhile
@@ -290,7 +333,8 @@ class DeviceLanes:
         follower.send(message, memory.descriptors if memory is not None else ())
 
     def _add(self, lane: Lane, follower: Follower) -> None:
-        self._tell(lane, follower, "lane.add", lane.memory, kind="model", model=lane.model, stats=lane.stats_block)
+        more = {"kind": "model", "model": lane.model, "stats": lane.stats_block, "owner": ownership(lane)}
+        self._tell(lane, follower, "lane.add", lane.memory, **more)
 
     # ---- what executors say ----
 
@@ -342,7 +386,7 @@ class DeviceLanes:
         lane = self.loops[name]
         if lane.state is LaneState.CLEARING:
             if lane.worn:
-                self._refresh(lane)
+                self.refresh(lane)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(lane.settled.wait(), CLEARING_S_MAX)
         if lane is not self.loops.get(name) or lane.state in (LaneState.CLEARING, LaneState.OVER):
@@ -350,10 +394,11 @@ class DeviceLanes:
         if lane.state is not LaneState.FREE:
             raise Taken(name)
         lane.state, lane.owner = LaneState.ATTACHED, owner
-        lane.id = next(_lane_ids)
+        lane.id, lane.token = next(_lane_ids), new_token()
         for follower in self.followers:
             if follower in lane.known:
-                follower.send({"op": "lane.attached", "device": self.name, "lane": lane.index})
+                told = {"op": "lane.attached", "device": self.name, "lane": lane.index, "owner": ownership(lane)}
+                follower.send(told)
         return lane
 
     async def attach_model(self, model: Model, owner: Any) -> Lane:
@@ -386,14 +431,14 @@ class DeviceLanes:
         lane.state, lane.owner = LaneState.CLEARING, None
         lane.settled.clear()
         if lane.kind is Kind.LOOP:
-            self._refresh(lane)
+            self.refresh(lane)
         else:
             for follower in [f for f in self.followers if f in lane.known]:
                 self._tell(lane, follower, "lane.remove")
             # Whoever starts with this lane in its plan is asked to remove it once it serves.
         self._settle(lane)
 
-    def _refresh(self, lane: Lane) -> None:
+    def refresh(self, lane: Lane) -> None:
         """Fresh memory for a loop. What executors have mapped stays there until each has followed."""
         assert lane.renew is not None
         try:

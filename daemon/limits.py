@@ -46,15 +46,15 @@ class Charges:
             "job_memory": (limits.job_memory_per_uid_bytes, limits.job_memory_bytes),
         }
 
-    def charge(self, kind: Kind, who: Who, amount: int = 1) -> None:
-        """Book `amount` (entries, or bytes), or raise LimitExceeded."""
+    def charge(self, kind: Kind, who: Who, amount: int = 1, *, within_limits: bool = True) -> None:
+        """Book `amount` (entries, or bytes), or raise LimitExceeded. Not within limits: what is held already."""
         held = self._held[kind]
         per_uid, in_all = self._bounds[kind]
         total = self._totals[kind]
-        if held[who] + amount > per_uid:
+        if within_limits and held[who] + amount > per_uid:
             whose = f"uid {who}" if isinstance(who, int) else who
             raise _exceeded(kind, whose, held[who], amount, per_uid, f"limits.{kind}_per_uid")
-        if total + amount > in_all:
+        if within_limits and total + amount > in_all:
             raise _exceeded(kind, "all clients", total, amount, in_all, f"limits.{kind}")
         held[who] += amount
         self._totals[kind] += amount

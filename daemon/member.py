@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from taktd.daemon.adoption import Heir
 from taktd.daemon.certification import Judgement
 from taktd.daemon.device_plan import DevicePlan
 from taktd.daemon.engine_plan import driver_plan, engine_rules
 from taktd.daemon.executor_link import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX
 from taktd.daemon.executor_process import ExecutorProcess, Message
+from taktd.daemon.inherited_lanes import know
 from taktd.daemon.lanes import Arrangement, DeviceLanes
 from taktd.daemon.logbook import log
 from taktd.daemon.measurements import MeasurementStore, identity, pause_between_ns
@@ -33,6 +35,12 @@ BESIDE_PRIORITY: Final = 1  # while it prepares beside one that serves: in that 
 Measured = dict[str, dict[str, dict[str, int]]]  # model → batch size → times
 
 _ids = count(1)
+
+
+def member_ids_after(last: int) -> None:
+    """Ids of a supervisor before this one are not given again: ledgers know executors by them."""
+    global _ids
+    _ids = count(max(last + 1, next(_ids)))
 
 
 class TooMuch(Exception):
@@ -68,6 +76,9 @@ class Home(Protocol):
     def beside(self, member: Member) -> bool:
         """Whether somebody serves on the cores that it would load on."""
 
+    def member_begins(self, member: Member) -> Message:
+        """It is being started: what it is told of the house it belongs to, for a time without a supervisor."""
+
     def member_loaded(self, member: Member) -> None: ...
 
     def member_ready(self, member: Member) -> None: ...
@@ -85,6 +96,7 @@ class Member:
         self.home = plan.name
         self.id = 0  # of the process that runs now: each start has its own
         self.schedule: Schedule | None = None
+        self._served: Message = {}  # by what an adopted executor serves
         self.rights: dict[str, Any] = {}
         self.dispatch_ns = 0
         self.rss_bytes = 0
@@ -124,6 +136,14 @@ class Member:
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         self.process.send(message, descriptors)
 
+    def adopt(self, heir: Heir) -> None:
+        """An executor of a supervisor before this one, made for the same plan: it serves as it did."""
+        self.id, self._served = heir.head["member"], heir.serve
+        for device in self.devices:
+            know(self._home.lanes_of(device), self, heir)
+        expected = heir.expected
+        self.process.adopt(expected.pid, expected.pidfd, heir.link, heir.loaded)
+
     def hangs(self, why: str) -> None:
         """It is ended; what comes then is what comes after any death."""
         log("error", f"{self} {why}; it is ended", device=self.home, pid=self.process.pid)
@@ -148,6 +168,8 @@ class Member:
             "loops": entries, "model_lanes": [], "standby": standby, "dispatch_ns": self.dispatch_ns,
             "max_lanes": own.lane_count,
             "stats_models": {m.name: own.stats_block("model", m.name) for m in plan.models},
+            "digest": plan.digest(), "blocks": [[*key, block] for key, block in own.stats_blocks.items()],
+            **self._home.member_begins(self),
         }  # fmt: skip
         descriptors = [own.ledger_fd, own.stats_fd, own.journal_fd, *more]
         room = MESSAGE_BYTES_MAX - len(json.dumps(message))
@@ -220,9 +242,12 @@ class Member:
             self.send(self.schedule.serve)
 
     def serve(self, schedule: Schedule) -> None:
-        """Admission has decided: it may get ready."""
+        """Admission has decided: it may get ready. One that serves already goes on by what it was told before."""
+        if self._served:
+            schedule, self._served = replace(schedule, serve=self._served), {}
+        else:
+            self.send(schedule.serve)
         self.schedule = schedule
-        self.send(schedule.serve)
 
     def became_ready(self, executor: ExecutorProcess) -> None:
         self._home.member_ready(self)

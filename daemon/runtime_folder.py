@@ -19,7 +19,11 @@ from typing import Final
 
 LANES_SOCKET: Final = "lanes.sock"
 CONTROL_SOCKET: Final = "control.sock"
+EXECUTORS_SOCKET: Final = "executors.sock"
 LOCK_FILE: Final = "taktd.lock"
+EXECUTORS_FILE: Final = "executors.json"
+OPEN_TO_ALL: Final = 0o111  # umasks at bind; rights are judged by peer
+OPEN_TO_US: Final = 0o177
 SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path with its NUL
 
 Environment = Mapping[str, str]
@@ -140,8 +144,8 @@ def _umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
-def listen(path: Path, kind: socket.SocketKind, backlog: int) -> socket.socket:
-    """Bind and listen at a path in the locked folder; mode 0666 whatever the umask, rights are judged by peer.
+def listen(path: Path, kind: socket.SocketKind, backlog: int, umask: int = OPEN_TO_ALL) -> socket.socket:
+    """Bind and listen at a path in the locked folder; mode 0666 whatever the umask of the process.
 
     What lies there is left over from a daemon that is gone: only the holder of the lock calls this.
     """
@@ -152,7 +156,7 @@ def listen(path: Path, kind: socket.SocketKind, backlog: int) -> socket.socket:
     door = socket.socket(socket.AF_UNIX, kind)
     try:
         door.setblocking(False)
-        with _umask(0o111):
+        with _umask(umask):
             door.bind(os.fspath(path))
         door.listen(backlog)
     except BaseException:

@@ -19,8 +19,8 @@ PRIMARY: Final = "primary"
 STAND_IN: Final = "stand-in"
 
 #: Why the executor that serves a device changed: `start` is the first one, `return` takes a change back, `hand-back`
-#: gives the loops to the primary again.
-CAUSES: Final = ("start", "died", "hung", "failed", "handover", "hand-back", "return")
+#: gives the loops to the primary again; `adopted` went on while taktd itself was started again after its death.
+CAUSES: Final = ("start", "died", "hung", "failed", "handover", "hand-back", "return", "adopted")
 
 
 class ServedDevice:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from taktd.daemon import costs, statistics
 from taktd.daemon.cost_file import cost_document
 from taktd.daemon.front_desk import fallbacks_told
+from taktd.daemon.lane_door import Connection
 from taktd.daemon.lanes import LaneState
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class StatusBook:
             return result  # a change is being made
         result["attached"] = lane.state is LaneState.ATTACHED
         result["lane"] = lane.state.value
-        if lane.owner is not None and lane.state is LaneState.ATTACHED:
+        if isinstance(lane.owner, Connection) and lane.state is LaneState.ATTACHED:
             result["client"] = {"name": lane.owner.client, "uid": lane.owner.peer.uid, "pid": lane.owner.peer.pid}
         result["statistics"] = statistics.read(device.lanes.stats_fd, lane.stats_block)
         schedule = device.schedule

@@ -28,7 +28,7 @@ from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
 from taktd.daemon.events import LOOK_S, EventFeed
-from taktd.daemon.executor_process import State
+from taktd.daemon.executor_process import Message, State
 from taktd.daemon.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
@@ -47,6 +47,7 @@ from taktd.daemon.reload import Reloader
 from taktd.daemon.served_device import STAND_IN
 from taktd.daemon.status import StatusBook
 from taktd.daemon.store import StoreError, resolved
+from taktd.daemon.takeover import Takeover
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
 EXIT_FAILED: Final = 1
@@ -57,6 +58,7 @@ INSPECTIONS_AT_ONCE: Final = 2
 FIRST_TRIES_MAX: Final = 3
 HOPELESS_TRIES: Final = 5  # in a row, of an executor that has served before: the watchdog is starved
 WATCHDOG_PARTS: Final = 3
+LEFT_LANES_S: Final = 0.2  # how often lanes of clients that went while nobody held their connection are freed
 CONFIRM_S: Final = 1.0  # how often the first jobs of loops are compared with what they were admitted for
 
 
@@ -74,7 +76,7 @@ class Supervisor:
     def __init__(self, file: Path, configuration: Configuration, environment: MutableMapping[str, str]) -> None:
         self.file = file
         self.configuration = configuration
-        self.epoch = self._last_epoch = 1
+        self.epoch = self.last_epoch = 1
         self.runtime = runtime_folder.runtime_folder(environment, own_uid())
         self.state = runtime_folder.state_folder(environment, own_uid())
         self.notifier = Notifier(environment)
@@ -83,6 +85,7 @@ class Supervisor:
         self.charges = Charges(configuration.limits)
         self.devices = Devices(self.state, self)
         self.reloader = Reloader(self)
+        self.takeover = Takeover(self)
         self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
@@ -154,18 +157,23 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._reloads: set[asyncio.Task[Any]] = set()
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        loop.add_signal_handler(signal.SIGHUP, self.reload_soon)
 
-    def _hang_up(self) -> None:
+    def reload_soon(self) -> None:
+        """Take over what the configuration file says."""
         task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(self.reloader.hang_up())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
     async def _serve(self) -> None:
         """The whole of a run: start everything, then keep telling how it goes. Ends by cancellation."""
-        self.notifier.status("inspecting models")
-        plans = plans_of(self.configuration, await self.inspect(self.configuration))
-        coming = {name: self.devices.add(name, self.configuration) for name in plans}
+        inspections = await self.takeover.begin()
+        if inspections is None:
+            self.notifier.status("inspecting models")
+            inspections = await self.inspect(self.configuration)
+        plans = plans_of(self.configuration, inspections)
+        there = {name: self.takeover.lanes_of(name, plan) for name, plan in plans.items()}
+        coming = {name: self.devices.add(name, self.configuration, there[name]) for name in plans}
         arrangements = {name: device.lanes.arrange(plans[name]) for name, device in coming.items()}
         self.devices.install(plans)
         for name, device in coming.items():
@@ -182,8 +190,9 @@ class Supervisor:
         self._every(CONFIRM_S, self._confirm_costs)
         if self.notifier.watchdog_ns:
             self._every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
-        for device in self.devices.values():
-            device.process.start()
+        for member in self.takeover.adopt():
+            member.process.start()
+        self._every(LEFT_LANES_S, self.takeover.look)
         self.notifier.status("loading engines")
         while True:
             await self._changed.wait()
@@ -245,6 +254,15 @@ class Supervisor:
         again()
 
     # ---- what the devices say ----
+
+    def member_begins(self, member: Member) -> Message:
+        # After this turn of the event loop, when all that is being started or changed now has its place.
+        asyncio.get_running_loop().call_soon(self._write_down)
+        return self.takeover.house()
+
+    def _write_down(self) -> None:
+        if not self.stopping:
+            self.takeover.write_down()
 
     def member_loaded(self, member: Member) -> None:
         """When the last one has loaded, admission decides for all of them."""
@@ -349,6 +367,8 @@ class Supervisor:
             self.announced = True
             log("notice", f"ready: {text}", event="ready", node=self.configuration.node.name, epoch=self.epoch)
             self.notifier.ready(text)
+            self._write_down()
+            self.takeover.settled()
         else:
             self.notifier.status(text)
 
@@ -375,8 +395,13 @@ class Supervisor:
 
     def next_epoch(self) -> int:
         """A number that no configuration has had."""
-        self._last_epoch += 1
-        return self._last_epoch
+        self.last_epoch += 1
+        return self.last_epoch
+
+    def inherit(self, configuration: Configuration, epoch: int, last_epoch: int) -> None:
+        """Go on with what a supervisor before this one had."""
+        self.last_epoch = last_epoch
+        self.apply(configuration, epoch)
 
     def apply(self, configuration: Configuration, epoch: int) -> None:
         """What is the supervisor's alone: from now on these limits, rights and names hold."""
@@ -388,6 +413,8 @@ class Supervisor:
         self.watch.follow({device.name: frozenset(device.cores) for device in configuration.devices.values()})
         self.watch.certify()
         self._changed.set()
+        if self.announced:
+            self._write_down()
 
     async def _record_asked(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.recorder is not None
@@ -423,6 +450,7 @@ class Supervisor:
         if self.recorder is not None:
             self.recorder.close()
         self.devices.close()
+        self.takeover.forget()
         held = {kind: self.charges.held(kind) for kind in ("connections", "lanes", "lane_memory")}
         if any(held.values()):
             log("error", f"still charged at the end, a defect of taktd: {held}")

@@ -234,6 +234,9 @@ class Server:
         another member because it hung. activate() its lanes. "asked": the supervisor asks us for hand_over().
         """
 
+    def set_control(self, control_fd: int) -> None:
+        """Another supervisor's socket for wait() to look at, -1: none. Before the old one is closed; stays ours."""
+
     def hand_over(self, ledger: int) -> None:
         """Release all lanes of a ledger that we own, then the ledger itself, to its successor. Between two runs."""
 

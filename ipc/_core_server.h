@@ -24,6 +24,7 @@ PyObject *takt_py_set_hang_after(PyObject *self, PyObject *args);
 PyObject *takt_py_set_pidfd(PyObject *self, PyObject *args);
 PyObject *takt_py_successions(PyObject *self, PyObject *ignored);
 PyObject *takt_py_hand_over(PyObject *self, PyObject *ledger);
+PyObject *takt_py_set_control(PyObject *self, PyObject *descriptor);
 #define TAKT_PY_SUCCESSION_METHODS                                                                                     \
 	{"open_ledger", takt_py_open_ledger, METH_VARARGS, NULL}, {"activate", takt_py_activate, METH_O, NULL},        \
 		{"release", takt_py_release, METH_O, NULL}, {"set_area", takt_py_set_area, METH_VARARGS, NULL},        \
@@ -33,7 +34,8 @@ PyObject *takt_py_hand_over(PyObject *self, PyObject *ledger);
 		{"set_hang_after", takt_py_set_hang_after, METH_VARARGS, NULL},                                        \
 		{"set_pidfd", takt_py_set_pidfd, METH_VARARGS, NULL},                                                  \
 		{"successions", takt_py_successions, METH_NOARGS, NULL},                                               \
-		{"hand_over", takt_py_hand_over, METH_O, NULL}
+		{"hand_over", takt_py_hand_over, METH_O, NULL},                                                        \
+		{"set_control", takt_py_set_control, METH_O, NULL}
 
 PyObject *takt_py_succession_set(PyObject *module, PyObject *args);
 PyObject *takt_py_succession_ask_release(PyObject *module, PyObject *args);

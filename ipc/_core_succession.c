@@ -184,6 +184,20 @@ PyObject *takt_py_hand_over(PyObject *self, PyObject *number)
 	return none_or(takt_server_hand_over(server, ledger), "ledger", ledger);
 }
 
+PyObject *takt_py_set_control(PyObject *self, PyObject *descriptor)
+{
+	struct takt_server *server = takt_py_enter(self);
+	const long control_fd = server ? PyLong_AsLong(descriptor) : -1;
+	int rc;
+
+	if (!server || (control_fd == -1 && PyErr_Occurred()))
+		return NULL;
+	rc = takt_server_set_control(server, (int)control_fd);
+	if (rc < 0)
+		return takt_py_error(rc);
+	Py_RETURN_NONE;
+}
+
 /* ---- succession, the supervisor's side ---- */
 
 static PyObject *change_succession(PyObject *args, void (*change)(struct takt_succession *, uint32_t))

@@ -281,6 +281,7 @@ int takt_list(takt_node *node, uint32_t kind, char **json)
 	int result;
 
 	pthread_mutex_lock(&node->lock);
+	takt_node_reconnect(node);
 	result = list(node, kind, json);
 	pthread_mutex_unlock(&node->lock);
 	return result;
@@ -353,6 +354,7 @@ static int take_lane(struct takt_node *node, struct takt_answer *answer, uint32_
 	made->memfd = answer->fds[0];
 	made->wake_fd = answer->fds[1];
 	made->lane_id = attached.lane_id;
+	made->token = attached.token;
 	made->wait_mode = wait_mode;
 	result = map_lane(node, made, &attached);
 	if (result < 0) {
@@ -390,6 +392,7 @@ int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_
 	memcpy(ask.name, name, strlen(name));
 	for (;;) {
 		pthread_mutex_lock(&node->lock);
+		takt_node_reconnect(node);
 		result = takt_node_request(node, TAKT_MSG_ATTACH, &ask, sizeof(ask), TAKT_MSG_ATTACHED,
 					   sizeof(struct takt_attached), answer);
 		if (result == 0)

@@ -40,6 +40,8 @@ struct takt_node {
 	pid_t owner; /* the process that connected */
 	uint32_t request_id;
 	uint32_t daemon_pid;
+	uint64_t tend_due_ns;	/* when the connection is looked at next; read without the lock */
+	uint64_t tend_pause_ns; /* between two tries to connect again */
 	char name[TAKT_NAME_BYTES];
 	char path[108];
 	char error[TAKT_ERROR_BYTES];
@@ -51,6 +53,7 @@ struct takt_lane {
 	struct takt_node *node; /* NULL once the node was closed */
 	struct takt_lane *sibling;
 	uint64_t lane_id;
+	uint64_t token; /* claims the lane from a daemon that was started again; 0: it gave none */
 	void *map;
 	uint64_t size;
 	int memfd;
@@ -101,6 +104,11 @@ int takt_lane_block(struct takt_lane *lane, uint64_t until_ns);
 int takt_lane_sleep(struct takt_lane *lane, uint64_t until_ns);
 /* wait.c: descriptor in use: swallow the daemon's bytes, ask for another one. */
 void takt_lane_arm(struct takt_lane *lane);
+
+/* claim.c: after a job: now and then, and never waiting, sees to a connection whose daemon was started again. */
+void takt_node_tend(struct takt_node *node, uint64_t now_ns);
+/* claim.c: connects again, if the connection has ended. 0, or what connect() said. With the node's lock. */
+int takt_node_reconnect(struct takt_node *node);
 
 /* message.c: takes in what the daemon said without being asked (LANE_ENDED), never waits. */
 void takt_node_drain(struct takt_node *node);

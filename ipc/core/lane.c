@@ -334,6 +334,8 @@ int takt_lane_receive(struct takt_lane *lane, uint64_t sequence, struct takt_rep
 	lane->last_slot = slot;
 	lane->slots[slot].state = TAKT_SLOT_LAST;
 	*reply = lane->slots[slot].reply;
+	if (lane->node)
+		takt_node_tend(lane->node, reply->ended_ns);
 	return 1;
 }
 

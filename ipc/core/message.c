@@ -86,8 +86,7 @@ void takt_answer_drop(struct takt_answer *answer)
 	answer->fd_count = 0;
 }
 
-/* One message, without waiting. 1: there is one in *answer and its id in *request_id; 0: none. */
-static int receive_once(struct takt_node *node, struct takt_answer *answer, uint32_t *request_id)
+int takt_node_receive(struct takt_node *node, struct takt_answer *answer, uint32_t *request_id)
 {
 	union {
 		char bytes[CMSG_SPACE(TAKT_ANSWER_FDS_MAX * sizeof(int))];
@@ -142,6 +141,17 @@ static void stale(struct takt_node *node, struct takt_answer *answer)
 	takt_node_send(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
 }
 
+void takt_node_unasked(struct takt_node *node, struct takt_answer *answer)
+{
+	if (answer->type == TAKT_MSG_LANE_ENDED)
+		lane_ended(node, answer);
+	else if (answer->type == TAKT_MSG_WELCOME)
+		takt_node_welcomed(node, answer);
+	else
+		stale(node, answer);
+	takt_answer_drop(answer);
+}
+
 /* The answer to the request sent last. ERROR answers become its code, with the daemon's text. */
 static int receive_answer(struct takt_node *node, uint16_t type, size_t least_bytes, struct takt_answer *answer,
 			  uint64_t until_ns)
@@ -150,7 +160,7 @@ static int receive_answer(struct takt_node *node, uint16_t type, size_t least_by
 	uint32_t request_id = 0;
 
 	for (;;) {
-		int got = receive_once(node, answer, &request_id);
+		int got = takt_node_receive(node, answer, &request_id);
 
 		if (got < 0)
 			return got;
@@ -159,13 +169,9 @@ static int receive_answer(struct takt_node *node, uint16_t type, size_t least_by
 				return takt_node_fail(node, -ETIMEDOUT, "taktd at %s does not answer", node->path);
 			continue;
 		}
-		if (answer->type == TAKT_MSG_LANE_ENDED)
-			lane_ended(node, answer);
-		else if (request_id == expected)
+		if (answer->type != TAKT_MSG_LANE_ENDED && request_id == expected)
 			break;
-		else
-			stale(node, answer);
-		takt_answer_drop(answer);
+		takt_node_unasked(node, answer);
 	}
 	if (answer->type == TAKT_MSG_ERROR) {
 		takt_answer_drop(answer);
@@ -189,13 +195,8 @@ void takt_node_drain(struct takt_node *node)
 	if (pthread_mutex_trylock(&node->lock) != 0)
 		return;
 	answer = node->fd >= 0 ? malloc(sizeof(*answer)) : NULL;
-	while (answer && node->fd >= 0 && receive_once(node, answer, &request_id) > 0) {
-		if (answer->type == TAKT_MSG_LANE_ENDED)
-			lane_ended(node, answer);
-		else
-			stale(node, answer);
-		takt_answer_drop(answer);
-	}
+	while (answer && node->fd >= 0 && takt_node_receive(node, answer, &request_id) > 0)
+		takt_node_unasked(node, answer);
 	free(answer);
 	pthread_mutex_unlock(&node->lock);
 }

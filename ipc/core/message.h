@@ -26,7 +26,9 @@ enum takt_message_type {
 	TAKT_MSG_LIST = 7,
 	TAKT_MSG_LISTING = 8,
 	TAKT_MSG_ERROR = 9,
-	TAKT_MSG_LANE_ENDED = 10
+	TAKT_MSG_LANE_ENDED = 10,
+	TAKT_MSG_CLAIM = 11,
+	TAKT_MSG_CLAIMED = 12
 };
 
 struct takt_message {
@@ -66,10 +68,17 @@ struct takt_attached {
 	uint64_t lane_id;
 	uint64_t total_size;
 	uint64_t memfd_bytes;
+	uint64_t token; /* secret: with it the lane can be claimed after the daemon was started again */
 };
-_Static_assert(sizeof(struct takt_attached) == 24, "attached");
+_Static_assert(sizeof(struct takt_attached) == 32, "attached");
 
-struct takt_lane_id { /* DETACH, DETACHED, and the start of LANE_ENDED */
+struct takt_claim {
+	uint64_t lane_id;
+	uint64_t token;
+};
+_Static_assert(sizeof(struct takt_claim) == 16, "claim");
+
+struct takt_lane_id { /* DETACH, DETACHED, CLAIMED, and the start of LANE_ENDED */
 	uint64_t lane_id;
 };
 _Static_assert(sizeof(struct takt_lane_id) == 8, "lane id");
@@ -106,6 +115,12 @@ struct takt_answer {
 
 /* Sets node->error and returns code. */
 int takt_node_fail(struct takt_node *node, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* One message, without waiting. 1: there is one, 0: none, or an error; the connection is closed when it has ended. */
+int takt_node_receive(struct takt_node *node, struct takt_answer *answer, uint32_t *request_id);
+/* What nobody waits for: the end of a lane, the greeting of a daemon that was started again, late answers. */
+void takt_node_unasked(struct takt_node *node, struct takt_answer *answer);
+/* claim.c: a daemon that was started again greets. */
+void takt_node_welcomed(struct takt_node *node, const struct takt_answer *answer);
 /* Sends without expecting an answer. */
 int takt_node_send(struct takt_node *node, uint16_t type, const void *body, size_t body_bytes, uint64_t until_ns);
 /* Sends and waits, at most TAKT_CONTROL_TIMEOUT_NS, for the answer of this type with at least `least_bytes` of body. An

@@ -20,11 +20,10 @@
 
 int takt_server_init(struct takt_server *server, int ledger_fd, int stats_fd, int journal_fd, int control_fd)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = TAKT_EPOLL_CONTROL};
 	int rc;
 
 	memset(server, 0, sizeof(*server));
-	server->control_fd = control_fd;
+	server->control_fd = -1;
 	server->succession_fd = -1;
 	server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (server->epoll_fd < 0)
@@ -32,11 +31,24 @@ int takt_server_init(struct takt_server *server, int ledger_fd, int stats_fd, in
 	rc = takt_server_open_ledger(server, ledger_fd, stats_fd);
 	if (rc == 0)
 		rc = takt_journal_open(journal_fd, 1, &server->journal, &server->journal_bytes);
-	if (rc == 0 && control_fd >= 0 && epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, control_fd, &event) < 0)
-		rc = -errno;
+	if (rc == 0)
+		rc = takt_server_set_control(server, control_fd);
 	if (rc < 0)
 		takt_server_destroy(server);
 	return rc;
+}
+
+int takt_server_set_control(struct takt_server *server, int control_fd)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = TAKT_EPOLL_CONTROL};
+
+	if (server->control_fd >= 0)
+		epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, server->control_fd, NULL); /* it may be closed already */
+	server->control_fd = -1;
+	if (control_fd >= 0 && epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, control_fd, &event) < 0)
+		return -errno;
+	server->control_fd = control_fd;
+	return 0;
 }
 
 static void free_lane(struct takt_served *lane)

@@ -246,6 +246,8 @@ void takt_ledger_recover(struct takt_served *lane);
 
 /* Maps the three files and makes the epoll set. The descriptors stay the caller's. control_fd may be -1. */
 int takt_server_init(struct takt_server *server, int ledger_fd, int stats_fd, int journal_fd, int control_fd);
+/* Another supervisor, or none for now (-1). Call it before the old descriptor is closed. */
+int takt_server_set_control(struct takt_server *server, int control_fd);
 /* Unmaps everything. Pending jobs are left in the ledger for a successor. */
 void takt_server_destroy(struct takt_server *server);
 /* Serves a lane. Owns memfd, wake_fd and layout->tensors from the call on, also when it fails.

@@ -259,7 +259,7 @@ class EchoDaemon:
         )  # fmt: skip
         ours, theirs = _core.wake_pair()
         size = layout["total_size"]
-        self.send(client, ATTACHED, request, struct.pack("<QQQ", number + 1, size, size), fds=(layout["fd"], theirs))
+        self.send(client, ATTACHED, request, struct.pack("<QQQQ", number + 1, size, size, 1), fds=(layout["fd"], theirs))
         os.close(theirs)
         self.server.add(number, layout["fd"], ours, layout, number, area=0, recover=False)
         address, inputs = self.server.slot_address, len(entry.tensors)

@@ -188,6 +188,7 @@ IMPOSSIBLE = {
     (State.READY, Event.START), (State.READY, Event.READY),
     (State.PAUSING, Event.READY), (State.PAUSING, Event.DIED),
     (State.DRAINING, Event.START),
+    *((state, Event.ADOPTED) for state in State if state is not State.STOPPED),
 }  # fmt: skip
 
 
