@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -25,13 +25,15 @@ import numpy.typing as npt
 
 from taktd.ipc import _core
 from taktd.ipc._core import Reply
-from taktd.ipc.errors import InvalidInput, NotFound
+from taktd.ipc.errors import Detached, InvalidInput, NotFound, TaktError
 
 __all__ = ["Lane", "Node", "Reply", "Tensors", "Tick", "connect"]
 
 Array = npt.NDArray[Any]
 
 ATTACH_TIMEOUT_US: Final = 5_000_000
+_PAUSE_FIRST_NS: Final = 50_000_000  # between two tries to have a lane again
+_PAUSE_NS_MAX: Final = 2_000_000_000
 _DEFAULT: Final = -2  # TAKT_TIMEOUT_DEFAULT
 _WAIT_MODES: Final = {"block": 0, "spin": 1, "hybrid": 2}
 _KINDS: Final = {"any": 0, "loop": 1, "model": 2}
@@ -122,7 +124,14 @@ class _Tensor:
 class Lane:
     """An attached loop or model. Made by `Node.attach`; leaves with `close()` or the end of its `with` block."""
 
-    def __init__(self, core: _core.ClientLane) -> None:
+    def __init__(self, core: _core.ClientLane, again: Callable[[], _core.ClientLane] | None = None) -> None:
+        """again: attaches another lane of the same name, for a lane that comes back after its end."""
+        self._again = again
+        self._again_ns = 0
+        self._pause_ns = _PAUSE_FIRST_NS
+        self._take(core)
+
+    def _take(self, core: _core.ClientLane) -> None:
         about = core.describe()
         self.name: str = about["name"]
         self.model: str = about["model"]
@@ -171,9 +180,32 @@ class Lane:
     def inputs(self) -> Tensors:
         """The inputs of the next free slot: write, then submit. Take it anew for each job.
 
-        Raises Busy when every slot is pending, Detached when the lane has ended.
+        Raises Busy when every slot is pending, Detached when the lane has ended; one attached with `reattach` comes
+        back here.
         """
+        try:
+            return self._inputs[self._next_slot()]
+        except Detached:
+            if self._again is None or self._memory is None:
+                raise
+        self._attach_again(self._again)
         return self._inputs[self._next_slot()]
+
+    def _attach_again(self, again: Callable[[], _core.ClientLane]) -> None:
+        """Raises Detached while it is not to be had; asks less and less often."""
+        now_ns = _core.now()
+        if now_ns < self._again_ns:
+            left_ms = (self._again_ns - now_ns) // 1_000_000
+            raise Detached(f'the lane of "{self.name}" has ended; it is asked for again in {left_ms} ms')
+        try:
+            core = again()
+        except TaktError as error:
+            self._again_ns = now_ns + self._pause_ns
+            self._pause_ns = min(2 * self._pause_ns, _PAUSE_NS_MAX)
+            raise Detached(f'the lane of "{self.name}" has ended, and there is no other one yet: {error}') from error
+        self._again_ns, self._pause_ns = 0, _PAUSE_FIRST_NS
+        self._core.detach()
+        self._take(core)
 
     @property
     def outputs(self) -> Tensors:
@@ -359,17 +391,22 @@ class Node:
         return self._core.pid
 
     def attach(
-        self, name: str, wait: str = "hybrid", *, kind: str = "any", timeout_us: float = ATTACH_TIMEOUT_US
-    ) -> Lane:
+        self, name: str, wait: str = "hybrid", *, kind: str = "any", timeout_us: float = ATTACH_TIMEOUT_US,
+        reattach: bool = False,
+    ) -> Lane:  # fmt: skip
         """Attach a loop, or a model (best effort), by name.
 
         wait: "spin" polls memory, "block" sleeps in the kernel, "hybrid" polls for 100 µs and then sleeps.
         kind: "any" (a loop of that name, else a model), "loop" or "model". timeout_us: how long to wait for a daemon
-        that is booting. Raises NotFound, Busy (another client has the loop), Denied, LimitReached, Incompatible,
+        that is booting. reattach: after the lane's end (the daemon is gone, the configuration has changed) the next use
+        of `inputs` attaches again, with growing pauses; the job that was lost with the old lane has raised Detached.
+        The new lane's jobs count from 1 again, and `set_shape` and `fileno` have to be called again.
+        Raises NotFound, Busy (another client has the loop), Denied, LimitReached, Incompatible,
         NotConnected.
         """
         mode, number = _number("wait", wait, _WAIT_MODES), _number("kind", kind, _KINDS)
-        return Lane(self._core.attach(name, number, mode, _ns(timeout_us)))
+        again = (lambda: self._core.attach(name, number, mode, 0)) if reattach else None
+        return Lane(self._core.attach(name, number, mode, _ns(timeout_us)), again)
 
     def loops(self) -> list[dict[str, Any]]:
         """The daemon's loops, as it describes them: at least "name" and "model"."""

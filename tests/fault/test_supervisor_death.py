@@ -98,11 +98,12 @@ def reign(tmp_path: Path) -> Iterator[Any]:
 
 
 class Client(threading.Thread):
-    """Submits every 2 ms on one lane that it attaches once."""
+    """Submits every 2 ms on one lane that it attaches once, or, with reattach, has again after its end."""
 
-    def __init__(self, running: Running, name: str = "walk") -> None:
+    def __init__(self, running: Running, name: str = "walk", reattach: bool = False) -> None:
         super().__init__()
-        self.running, self.loop = running, name
+        self.running, self.loop, self.reattach = running, name, reattach
+        self.detached = 0
         self.journal: Counter[tuple[str, str]] = Counter()
         self.sequences: list[int] = []
         self.error: TaktError | None = None
@@ -110,11 +111,21 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         try:
-            with self.running.connect() as node, node.attach(self.loop, timeout_us=ANSWER_US) as lane:
+            with (
+                self.running.connect() as node,
+                node.attach(self.loop, timeout_us=ANSWER_US, reattach=self.reattach) as lane,
+            ):
                 tensor = next(iter(lane.inputs))
                 while not self._over.is_set():
-                    lane.inputs[tensor][:] = 1
-                    reply = lane.infer(timeout_us=ANSWER_US)
+                    try:
+                        lane.inputs[tensor][:] = 1
+                        reply = lane.infer(timeout_us=ANSWER_US)
+                    except Detached:
+                        if not self.reattach:
+                            raise
+                        self.detached += 1
+                        time.sleep(0.01)
+                        continue
                     self.sequences.append(reply.sequence)
                     self.journal[reply.status, reply.path] += 1
                     self._begun.set()
@@ -197,6 +208,19 @@ def test_who_has_no_successor_ends_after_the_grace_and_tells_its_clients(reign: 
     with Client(running) as client:
         client.goes_on()
     client.reconcile()
+
+
+def test_a_client_that_wants_its_lane_back_has_it_again_after_all_executors_were_gone(
+    reign: Any, folder: Path
+) -> None:
+    running = reign(yaml(folder, grace="0s"))
+    with Client(running, reattach=True) as client:
+        running.kill_supervisor()
+        eventually(lambda: client.detached > 2, 10, "the lane ends")
+        running.again()
+        client.goes_on()
+    assert client.error is None, client.error
+    assert client.counted["client"]["pid"] == os.getpid()
 
 
 def test_another_configuration_is_taken_over_by_handover_after_the_adoption(reign: Any, folder: Path) -> None:
