@@ -19,7 +19,7 @@ from taktd.daemon.yamltree import ConfigError, Tree, shown
 __all__ = ["FALLBACKS_MAX", "Fallback", "Fallbacks", "Switch", "fallback_errors"]
 
 FALLBACKS_MAX: Final = 4
-CONSTANT_ELEMENTS_MAX: Final = 4096
+CONSTANT_ELEMENTS_MAX: Final = 512  # they travel in the answer to the attach: 8 KiB
 FORM: Final = "a device, {device: cpu1, model: small}, or as the last one hold or {constant: {output: [..]}}"
 
 Values = float | tuple[Any, ...]

@@ -8,13 +8,20 @@ before a change.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-from taktd.daemon.config import Configuration
-from taktd.engines.tensors import DTYPE_BY_NUMBER
+import numpy as np
 
-__all__ = ["constant_problem", "fallback_problems", "tensor_difference"]
+from taktd.daemon.config import Configuration, Loop
+from taktd.engines.tensors import DTYPE_BY_NUMBER, DType
+from taktd.ipc import _core
+
+__all__ = ["constant_problem", "fallback_problems", "local_answer", "tensor_difference"]
+
+LOCAL_ANSWER: Final = struct.Struct("<II")  # takt_local_answer: path; takt_constant: bytes
+NO_CONSTANTS: Final = ("FP8E4M3FN", "FP8E4M3FNUZ", "FP8E5M2", "FP8E5M2FNUZ", "UINT4", "INT4")
 
 Inspection = Mapping[str, Any]
 
@@ -87,10 +94,36 @@ def constant_problem(constant: Mapping[str, Any], inspection: Inspection) -> str
         if shape is None or (shape != () and _squeezed(shape) != _squeezed(wanted)):
             found = "a ragged list" if shape is None else f"shape {list(shape)}"
             return f".{name}: {found} does not fit; allowed: one number, or shape {list(wanted)}"
+        if DTYPE_BY_NUMBER[tensor["dtype"]].name in NO_CONSTANTS:
+            return f".{name}: an output of {DTYPE_BY_NUMBER[tensor['dtype']].name} can't be a constant; allowed: hold"
         problem = _range_problem(constant[name], DTYPE_BY_NUMBER[tensor["dtype"]].name)
         if problem:
             return f".{name}: {problem}"
     return ""
+
+
+def local_answer(loop: Loop, inspection: Inspection) -> bytes:
+    """hold or constant as it travels behind ATTACHED (docs/wire.md), b"" where the loop's fallback has neither.
+
+    A clocked loop's client submits nothing that could be late; it has on_stale: hold.
+    """
+    last = loop.fallback[-1] if loop.fallback and loop.trigger == "client" else None
+    if last is None or last.kind == "device":
+        return b""
+    if last.kind == "hold":
+        return LOCAL_ANSWER.pack(_core.PATHS["hold"], 0)
+    parts = [LOCAL_ANSWER.pack(_core.PATHS["constant"], 0)]
+    for tensor in inspection["outputs"]:
+        values = _packed(last.constant[tensor["name"]], DTYPE_BY_NUMBER[tensor["dtype"]])
+        parts += [LOCAL_ANSWER.pack(len(values), 0), values.ljust(-(-len(values) // 8) * 8, b"\0")]
+    return b"".join(parts)
+
+
+def _packed(values: Any, dtype: DType) -> bytes:
+    if dtype.name == "BF16":  # the upper half of an FP32, rounded to even
+        bits = np.asarray(values, np.float32).view(np.uint32)
+        return bytes(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes())
+    return np.asarray(values).astype(dtype.numpy).tobytes()
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

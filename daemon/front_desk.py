@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from taktd.daemon.config import Allow, Loop
 from taktd.daemon.device_plan import Inspection
+from taktd.daemon.fallback import local_answer
 from taktd.daemon.inherited_lanes import Unclaimed
 from taktd.daemon.lane_door import Connection, Refused
 from taktd.daemon.lane_memory import model_lane_bytes
@@ -181,6 +182,12 @@ class FrontDesk:
         log("warning", f"lane of {lane.name} ended: {why}", lane=lane.id, client=connection)
         if isinstance(connection, Connection):
             connection.lane_ended(lane, f"lane of {lane.name} ended: {why}; attach again")
+
+    def local_answer(self, lane: Lane) -> bytes:
+        loop = self._supervisor.configuration.loops.get(lane.name) if lane.kind is Kind.LOOP else None
+        if loop is None:
+            return b""
+        return local_answer(loop, self._supervisor.devices[loop.device].inspections[loop.model])
 
     # ---- listing ----
 

@@ -54,6 +54,9 @@ class Host(Protocol):
     def claim(self, connection: Connection, lane_id: int, token: int) -> Lane:
         """The lane of a client that was here before the supervisor; raises Refused."""
 
+    def local_answer(self, lane: Lane) -> bytes:
+        """What its client answers itself once the deadline has passed; nothing for most."""
+
     def detach(self, lane: Lane) -> None: ...
 
 
@@ -193,7 +196,8 @@ class Connection:
             self.release(lane)
             return
         memory = lane.memory
-        answer = protocol.attached(request.request_id, lane.id, memory.total_size, lane.token)
+        local = host.local_answer(lane)
+        answer = protocol.attached(request.request_id, lane.id, memory.total_size, lane.token, local)
         self.send(answer, (memory.memfd, memory.client_wake))
         memory.close_client_end()
         log("info", f"{name} attached by {self}", lane=lane.id, kind=lane.kind.name.lower())

@@ -104,8 +104,9 @@ def welcome(request_id: int, pid: int, node: str) -> bytes:
     return _pack(Type.WELCOME, request_id, WELCOME.pack(WIRE_VERSION, pid, node.encode()))
 
 
-def attached(request_id: int, lane_id: int, total_size: int, token: int) -> bytes:
-    return _pack(Type.ATTACHED, request_id, ATTACHED.pack(lane_id, total_size, total_size, token))
+def attached(request_id: int, lane_id: int, total_size: int, token: int, local_answer: bytes = b"") -> bytes:
+    """local_answer: what the client answers itself after the deadline, as fallback.local_answer() packs it."""
+    return _pack(Type.ATTACHED, request_id, ATTACHED.pack(lane_id, total_size, total_size, token) + local_answer)
 
 
 def claimed(request_id: int, lane_id: int) -> bytes:

@@ -122,7 +122,8 @@ static int wait_without_gil(LaneObject *self, uint64_t sequence, uint64_t until_
 	return got;
 }
 
-static PyObject *wait_for(LaneObject *self, uint64_t sequence, int64_t timeout_ns)
+/* due_ns: when the job is answered here, UINT64_MAX for never. */
+static PyObject *wait_for(LaneObject *self, uint64_t sequence, int64_t timeout_ns, uint64_t due_ns)
 {
 	takt_lane *lane = self->lane;
 	struct takt_reply reply;
@@ -134,6 +135,8 @@ static PyObject *wait_for(LaneObject *self, uint64_t sequence, int64_t timeout_n
 	got = takt_lane_receive(lane, sequence, &reply);
 	if (!got && timeout_ns) {
 		until_ns = takt_lane_until(lane, sequence, timeout_ns);
+		if (due_ns < until_ns)
+			until_ns = due_ns;
 		if (lane->wait_mode != TAKT_WAIT_BLOCK)
 			got = poll_with_gil(lane, sequence, until_ns, &reply);
 		if (!got)
@@ -143,7 +146,9 @@ static PyObject *wait_for(LaneObject *self, uint64_t sequence, int64_t timeout_n
 		return NULL;
 	if (got < 0)
 		return takt_py_raise(got, takt_lane_error(lane));
-	if (!got)
+	if (!got && takt_clock_ns() >= due_ns)
+		takt_local_answer(lane, sequence, due_ns, &reply);
+	else if (!got)
 		takt_lane_give_up(lane, sequence, &reply);
 	return takt_py_reply(&reply);
 }
@@ -162,15 +167,28 @@ static int take_numbers(PyObject *const *args, Py_ssize_t count, uint64_t *first
 static PyObject *lane_infer(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
 	LaneObject *self = (LaneObject *)object;
-	uint64_t deadline_ns;
+	takt_lane *lane;
+	struct takt_reply reply;
+	uint64_t deadline_ns, due_ns;
 	int64_t timeout_ns, sequence;
 
-	if (take_numbers(args, count, &deadline_ns, &timeout_ns) < 0 || !usable(self))
+	if (take_numbers(args, count, &deadline_ns, &timeout_ns) < 0 || !(lane = usable(self)))
 		return NULL;
-	sequence = takt_submit(self->lane, deadline_ns);
+	due_ns = takt_local_due(lane, deadline_ns);
+	sequence = takt_submit(lane, deadline_ns);
+	if (sequence == -EBUSY && due_ns != UINT64_MAX) {
+		self->waiting = 1;
+		Py_BEGIN_ALLOW_THREADS
+		sequence = takt_local_submit(lane, deadline_ns, due_ns);
+		Py_END_ALLOW_THREADS
+		self->waiting = 0;
+	}
 	if (sequence < 0)
-		return takt_py_raise((int)sequence, takt_lane_error(self->lane));
-	return wait_for(self, (uint64_t)sequence, timeout_ns);
+		return takt_py_raise((int)sequence, takt_lane_error(lane));
+	if (sequence > 0)
+		return wait_for(self, (uint64_t)sequence, timeout_ns, due_ns);
+	takt_local_answer(lane, 0, due_ns, &reply);
+	return takt_py_reply(&reply);
 }
 
 static PyObject *lane_wait(PyObject *object, PyObject *const *args, Py_ssize_t count)
@@ -181,7 +199,7 @@ static PyObject *lane_wait(PyObject *object, PyObject *const *args, Py_ssize_t c
 
 	if (take_numbers(args, count, &sequence, &timeout_ns) < 0 || !usable(self))
 		return NULL;
-	return wait_for(self, sequence, timeout_ns);
+	return wait_for(self, sequence, timeout_ns, UINT64_MAX);
 }
 
 static PyObject *lane_submit(PyObject *object, PyObject *deadline)
@@ -276,6 +294,14 @@ static PyObject *lane_memfd(PyObject *object, PyObject *unused)
 	return usable(self) ? PyLong_FromLong(self->lane->memfd) : NULL;
 }
 
+static PyObject *lane_local_fd(PyObject *object, PyObject *unused)
+{
+	LaneObject *self = (LaneObject *)object;
+
+	(void)unused;
+	return usable(self) ? PyLong_FromLong(self->lane->local_fd) : NULL;
+}
+
 static PyObject *shape_tuple(const int64_t *dims, uint32_t rank)
 {
 	PyObject *tuple = PyTuple_New((Py_ssize_t)rank);
@@ -366,11 +392,11 @@ static PyObject *lane_describe(PyObject *object, PyObject *unused)
 	if (!lane)
 		return NULL;
 	takt_describe(lane, &info);
-	dict = Py_BuildValue("{sssssIsIsKsKsKsKsIsOsKsKsK}", "name", info.name, "model", info.model, "kind", info.kind,
+	dict = Py_BuildValue("{sssssIsIsKsKsKsKsIsOsKsKsKsI}", "name", info.name, "model", info.model, "kind", info.kind,
 			     "slot_count", info.slot_count, "period_ns", info.period_ns, "deadline_ns",
 			     info.deadline_ns, "jitter_ns", info.jitter_ns, "epoch", info.epoch, "trigger",
 			     info.trigger, "dynamic", info.dynamic ? Py_True : Py_False, "slot_stride",
-			     info.slot_stride, "slots_offset", info.slots_offset, "size", lane->size);
+			     info.slot_stride, "slots_offset", info.slots_offset, "size", lane->size, "local_path", lane->local_path);
 	if (dict &&
 	    (takt_py_put(dict, "inputs", describe_tensors(&lane->layout, 0, lane->layout.input_count)) < 0 ||
 	     takt_py_put(dict, "outputs",
@@ -391,6 +417,8 @@ static PyMethodDef lane_methods[] = {
     {"fileno", lane_fileno, METH_NOARGS, "fileno() -> descriptor that becomes readable with a completion"},
     {"pending", lane_pending, METH_NOARGS, "pending() -> jobs without a completion"},
     {"memfd", lane_memfd, METH_NOARGS, "memfd() -> descriptor of the lane's memory, still the lane's own"},
+    {"local_fd", lane_local_fd, METH_NOARGS,
+     "local_fd() -> descriptor of the memory of a slot more, for answers given here; -1: none are"},
     {"output_shape", lane_output_shape, METH_O, "output_shape(index) -> actual shape in the last reply"},
     {"set_shape", lane_set_shape, METH_VARARGS, "set_shape(name, dims)"},
     {"describe", lane_describe, METH_NOARGS, "describe() -> dict"},

@@ -61,6 +61,8 @@ static const struct {
 	SIZE(takt_attached), OFFSET(takt_attached, lane_id), OFFSET(takt_attached, total_size),
 	OFFSET(takt_attached, memfd_bytes), OFFSET(takt_attached, token),
 	SIZE(takt_claim), OFFSET(takt_claim, lane_id), OFFSET(takt_claim, token),
+	SIZE(takt_local_answer), OFFSET(takt_local_answer, path), OFFSET(takt_local_answer, reserved),
+	SIZE(takt_constant), OFFSET(takt_constant, bytes), OFFSET(takt_constant, reserved),
 	SIZE(takt_lane_id), OFFSET(takt_lane_id, lane_id),
 	SIZE(takt_list_request), OFFSET(takt_list_request, kind), OFFSET(takt_list_request, offset),
 	SIZE(takt_listing), OFFSET(takt_listing, total), OFFSET(takt_listing, next_offset),

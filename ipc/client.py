@@ -67,6 +67,10 @@ _NUMPY: Final[dict[str, npt.DTypeLike]] = {
 }
 
 
+def _core_path(number: int) -> str:
+    return next((name for name, known in _core.PATHS.items() if known == number), "")
+
+
 class Tensors(dict[str, Array]):
     """Views on the tensors of one slot by name. Assigning to a name copies into shared memory, as `[...] =` would."""
 
@@ -149,7 +153,12 @@ class Lane:
             core.memfd(), about["size"], flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
         )
         stride, first = about["slot_stride"], about["slots_offset"]
-        self._slot_offsets = [first + stride * slot for slot in range(self.slot_count)]
+        self._places: list[tuple[mmap.mmap | None, int]] = [
+            (self._memory, first + stride * slot) for slot in range(self.slot_count)
+        ]
+        self.fallback: str = _core_path(about["local_path"])
+        if self.fallback:  # one slot more: see ipc/core/local.c
+            self._places.append((mmap.mmap(core.local_fd(), stride, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE), 0))
         self._in = [_Tensor(i, described) for i, described in enumerate(about["inputs"])]
         self._out = [_Tensor(i, described) for i, described in enumerate(about["outputs"])]
         self._shapes = {tensor.name: tensor.dims for tensor in self._in}
@@ -162,15 +171,15 @@ class Lane:
 
     def _input_views(self) -> list[Tensors]:
         return [
-            Tensors({t.name: t.view(self._memory, at + t.offsets[0], self._shapes[t.name]) for t in self._in})
-            for at in self._slot_offsets
+            Tensors({t.name: t.view(memory, at + t.offsets[0], self._shapes[t.name]) for t in self._in})
+            for memory, at in self._places
         ]
 
     def _output_views(self) -> list[Tensors]:
         """By 2 · slot + area, as `_core.ClientLane.last_place` counts."""
         return [
-            Tensors({t.name: t.view(self._memory, at + t.offsets[area], t.dims) for t in self._out})
-            for at in self._slot_offsets
+            Tensors({t.name: t.view(memory, at + t.offsets[area], t.dims) for t in self._out})
+            for memory, at in self._places
             for area in (0, 1)
         ]
 
@@ -221,9 +230,9 @@ class Lane:
         return self._outputs[place]
 
     def _actual_outputs(self, place: int) -> Tensors:
-        at, area = self._slot_offsets[place // 2], place % 2
+        (memory, at), area = self._places[place // 2], place % 2
         return Tensors(
-            {t.name: t.view(self._memory, at + t.offsets[area], self._core.output_shape(t.index)) for t in self._out}
+            {t.name: t.view(memory, at + t.offsets[area], self._core.output_shape(t.index)) for t in self._out}
         )
 
     def set_inputs(self, **arrays: npt.ArrayLike) -> None:
@@ -277,6 +286,9 @@ class Lane:
         timeout_us: how long to wait; by default until the job's deadline + one period, at least 20 ms (1 s where there
         is neither). Then the reply's status is "pending": the job goes on, `wait(reply.sequence)` can still collect it.
         deadline_ns: absolute, CLOCK_MONOTONIC; 0 is the loop's own, or none for a model.
+        Where the loop's fallback ends in hold or constant (`fallback`), an answer that has not come by the deadline is
+        given here: "ok" on that path, with the last good outputs or the constants. The job goes on; its completion is
+        then nobody's news. Its number is 0 where every slot was still with the daemon, and nothing was submitted.
         Raises Busy, Detached.
         """
         return self._infer(deadline_ns, _DEFAULT if timeout_us is None else _ns(timeout_us))
@@ -355,7 +367,7 @@ class Lane:
     def close(self) -> None:
         """Give the lane back. Views taken before stay readable and keep its memory. A second call does nothing."""
         self._core.detach()
-        self._inputs, self._outputs, self._memory = [], [], None
+        self._inputs, self._outputs, self._memory, self._places = [], [], None, []
 
     def __enter__(self) -> Lane:
         return self

@@ -303,6 +303,7 @@ static void release(struct takt_lane *lane)
 		close(lane->memfd);
 	if (lane->wake_fd >= 0)
 		close(lane->wake_fd);
+	takt_local_free(lane);
 	free(lane->shapes);
 	free(lane);
 }
@@ -356,7 +357,14 @@ static int take_lane(struct takt_node *node, struct takt_answer *answer, uint32_
 	made->lane_id = attached.lane_id;
 	made->token = attached.token;
 	made->wait_mode = wait_mode;
+	made->local_fd = -1;
 	result = map_lane(node, made, &attached);
+	if (result == 0) {
+		result = takt_local_init(made, answer->body.text + sizeof(attached), answer->body_bytes - sizeof(attached));
+		if (result < 0)
+			takt_node_fail(node, result, "the answer that \"%s\" falls back to can't be kept: %s",
+				       made->layout.name, strerror(-result));
+	}
 	if (result < 0) {
 		release(made);
 		takt_node_send(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);

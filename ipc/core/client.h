@@ -30,6 +30,7 @@ struct takt_client_slot {
 	enum takt_slot_state state;
 	uint32_t
 	    given_up; /* a wait for it has timed out: once done, it may be reclaimed without having been received */
+	uint32_t silent; /* it has been answered here: its completion is nobody's news */
 	uint64_t submitted_ns;
 	uint64_t deadline_ns; /* as submitted; 0: the loop's own */
 	struct takt_reply reply;
@@ -72,7 +73,12 @@ struct takt_lane {
 	uint32_t pending;
 	int shapes_set;
 	struct takt_shape *shapes; /* of the inputs; NULL for a lane with fixed shapes */
-	struct takt_client_slot slots[TAKT_SLOTS_MAX];
+	uint32_t local_path; /* what infer answers itself when the deadline has passed: hold, constant, or nothing */
+	int local_fd;	     /* -1: none */
+	void *local;	     /* one slot more: number slot_count */
+	int local_good;	     /* there is an answer in it */
+	uint32_t silent;     /* pending slots that are */
+	struct takt_client_slot slots[TAKT_SLOTS_MAX + 1];
 	char ended_text[TAKT_ERROR_BYTES / 2]; /* what the daemon said about the end */
 	char error[TAKT_ERROR_BYTES];
 };
@@ -95,6 +101,20 @@ int takt_lane_fail_ended(struct takt_lane *lane);
 char *takt_lane_slot(const struct takt_lane *lane, int slot);
 /* lane.c: sets lane->error and returns code. */
 int takt_lane_fail(struct takt_lane *lane, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* local.c: takes in what the daemon said behind takt_attached; 0 where that is nothing. */
+int takt_local_init(struct takt_lane *lane, const char *body, size_t bytes);
+void takt_local_free(struct takt_lane *lane);
+/* local.c: whether there is an answer to give. */
+int takt_local_ready(const struct takt_lane *lane);
+/* local.c: until when a job that is submitted now is waited for; UINT64_MAX: there is nothing to answer it with. */
+uint64_t takt_local_due(const struct takt_lane *lane, uint64_t deadline_ns);
+/* local.c: takt_submit(), waiting until due_ns for a slot; 0: none became free. */
+int64_t takt_local_submit(struct takt_lane *lane, uint64_t deadline_ns, uint64_t due_ns);
+/* local.c: answers a job (0: one that could not even be submitted); its completion will be swallowed. */
+void takt_local_answer(struct takt_lane *lane, uint64_t sequence, uint64_t due_ns, struct takt_reply *reply);
+/* local.c: the last reply's slot is about to be used again. */
+void takt_local_keep(struct takt_lane *lane);
 
 /* wait.c: polls memory for a completion or the end of the lane; 1 when there is one, 0 at until_ns. */
 int takt_lane_spin(struct takt_lane *lane, uint64_t until_ns);

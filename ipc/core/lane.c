@@ -95,7 +95,7 @@ static int find(const struct takt_lane *lane, uint64_t sequence)
 	for (uint32_t i = 0; i < lane->layout.slot_count; i++) {
 		const struct takt_client_slot *slot = &lane->slots[i];
 
-		if ((slot->state == TAKT_SLOT_PENDING || slot->state == TAKT_SLOT_DONE) &&
+		if ((slot->state == TAKT_SLOT_PENDING || slot->state == TAKT_SLOT_DONE) && !slot->silent &&
 		    slot->reply.sequence == sequence)
 			return (int)i;
 	}
@@ -110,7 +110,7 @@ static int oldest(const struct takt_lane *lane, enum takt_slot_state state, int 
 	for (uint32_t i = 0; i < lane->layout.slot_count; i++) {
 		const struct takt_client_slot *slot = &lane->slots[i];
 
-		if (slot->state == state && (!given_up_only || slot->given_up) &&
+		if (slot->state == state && !slot->silent && (!given_up_only || slot->given_up) &&
 		    (best < 0 || slot->reply.sequence < lane->slots[best].reply.sequence))
 			best = (int)i;
 	}
@@ -144,6 +144,9 @@ int takt_next_slot(takt_lane *lane)
 		lane->next_slot = free_slot(lane, -1, -1);
 	if (lane->next_slot < 0 && (lane->next_slot = oldest(lane, TAKT_SLOT_DONE, 1)) >= 0)
 		lane->slots[lane->next_slot].state = TAKT_SLOT_FREE;
+	/* The client goes on writing observations while the daemon has all the slots. */
+	if (lane->next_slot < 0 && takt_local_ready(lane))
+		lane->next_slot = (int)lane->layout.slot_count;
 	if (lane->next_slot < 0)
 		return takt_lane_fail(
 		    lane, -EBUSY,
@@ -156,11 +159,13 @@ int takt_next_slot(takt_lane *lane)
 int takt_pending(takt_lane *lane)
 {
 	takt_lane_collect(lane);
-	return (int)lane->pending;
+	return (int)(lane->pending - lane->silent);
 }
 
 char *takt_lane_slot(const struct takt_lane *lane, int slot)
 {
+	if (slot == (int)lane->layout.slot_count)
+		return lane->local;
 	return (char *)lane->map + lane->layout.slots_offset + (uint64_t)slot * lane->layout.slot_stride;
 }
 
@@ -201,6 +206,7 @@ static int64_t submit_slot(struct takt_lane *lane, int number, uint64_t deadline
 		return result;
 	slot->state = TAKT_SLOT_PENDING;
 	slot->given_up = 0;
+	slot->silent = 0;
 	slot->submitted_ns = input_ns;
 	slot->deadline_ns = deadline_ns;
 	slot->reply.sequence = entry.sequence;
@@ -211,6 +217,31 @@ static int64_t submit_slot(struct takt_lane *lane, int number, uint64_t deadline
 	return (int64_t)entry.sequence;
 }
 
+static void copy_inputs(struct takt_lane *lane, int to, int from)
+{
+	const struct takt_layout *layout = &lane->layout;
+
+	for (uint32_t i = 0; i < layout->input_count; i++)
+		memcpy(takt_lane_slot(lane, to) + layout->tensors[i].offset_in_slot,
+		       takt_lane_slot(lane, from) + layout->tensors[i].offset_in_slot, layout->tensors[i].bytes);
+}
+
+/* The slot to submit: inputs that were written in local.c's own go to a real one. */
+static int real_slot(struct takt_lane *lane, int number)
+{
+	int real;
+
+	if (number != (int)lane->layout.slot_count)
+		return number;
+	takt_lane_collect(lane);
+	real = free_slot(lane, -1, -1);
+	if (real < 0)
+		return takt_lane_fail(lane, -EBUSY, "no free slot on the lane of \"%s\": all of its %u are pending",
+				      lane->layout.name, lane->layout.slot_count);
+	copy_inputs(lane, real, number);
+	return real;
+}
+
 int64_t takt_submit(takt_lane *lane, uint64_t deadline_ns)
 {
 	int64_t result;
@@ -219,6 +250,8 @@ int64_t takt_submit(takt_lane *lane, uint64_t deadline_ns)
 	if (look_for_end(lane))
 		return takt_lane_fail_ended(lane);
 	number = takt_next_slot(lane);
+	if (number >= 0)
+		number = real_slot(lane, number);
 	if (number < 0)
 		return number;
 	result = submit_slot(lane, number, deadline_ns, takt_clock_ns());
@@ -244,10 +277,7 @@ int64_t takt_repeat(takt_lane *lane)
 		return takt_lane_fail(lane, -EBUSY, "no free slot on the lane of \"%s\" for a copy of its last input: "
 				      "%u of its %u are pending; wait for one first",
 				      layout->name, lane->pending, layout->slot_count);
-	for (uint32_t i = 0; i < layout->input_count; i++)
-		memcpy(takt_lane_slot(lane, number) + layout->tensors[i].offset_in_slot,
-		       takt_lane_slot(lane, lane->input_slot) + layout->tensors[i].offset_in_slot,
-		       layout->tensors[i].bytes);
+	copy_inputs(lane, number, lane->input_slot);
 	return submit_slot(lane, number, 0, lane->input_ns);
 }
 
@@ -309,7 +339,9 @@ void takt_lane_collect(struct takt_lane *lane)
 		if (slot->state != TAKT_SLOT_PENDING || slot->reply.sequence != entry.sequence)
 			continue;
 		fill_reply(slot, &entry);
-		slot->state = TAKT_SLOT_DONE;
+		slot->state = slot->silent ? TAKT_SLOT_FREE : TAKT_SLOT_DONE;
+		lane->silent -= slot->silent;
+		slot->silent = 0;
 		lane->pending -= 1;
 	}
 }
@@ -321,7 +353,7 @@ int takt_lane_receive(struct takt_lane *lane, uint64_t sequence, struct takt_rep
 	look_for_end(lane);
 	takt_lane_collect(lane);
 	slot = sequence ? find(lane, sequence) : oldest(lane, TAKT_SLOT_DONE, 0);
-	if (slot < 0 && (sequence || !lane->pending))
+	if (slot < 0 && (sequence || lane->pending == lane->silent))
 		return takt_lane_fail(
 		    lane, -ENOENT,
 		    "job %llu of \"%s\" is not pending: it was received before, never submitted, or its slot "
@@ -329,6 +361,8 @@ int takt_lane_receive(struct takt_lane *lane, uint64_t sequence, struct takt_rep
 		    (unsigned long long)sequence, lane->layout.name);
 	if (slot < 0 || lane->slots[slot].state != TAKT_SLOT_DONE)
 		return lane->ended ? takt_lane_fail_ended(lane) : 0;
+	if (lane->slots[slot].reply.status != TAKT_OK)
+		takt_local_keep(lane);
 	if (lane->last_slot >= 0)
 		lane->slots[lane->last_slot].state = TAKT_SLOT_FREE;
 	lane->last_slot = slot;
@@ -414,9 +448,23 @@ int takt_wait(takt_lane *lane, uint64_t sequence, int64_t timeout_ns, struct tak
 
 int takt_infer(takt_lane *lane, uint64_t deadline_ns, int64_t timeout_ns, struct takt_reply *reply)
 {
-	const int64_t sequence = takt_submit(lane, deadline_ns);
+	const uint64_t due_ns = takt_local_due(lane, deadline_ns);
+	const int64_t sequence = takt_local_submit(lane, deadline_ns, due_ns);
+	uint64_t until_ns;
+	int result;
 
-	return sequence < 0 ? (int)sequence : takt_wait(lane, (uint64_t)sequence, timeout_ns, reply);
+	if (sequence < 0)
+		return (int)sequence;
+	if (sequence > 0 && (due_ns == UINT64_MAX || timeout_ns < TAKT_TIMEOUT_DEFAULT))
+		return takt_wait(lane, (uint64_t)sequence, timeout_ns, reply);
+	if (sequence > 0) {
+		until_ns = takt_lane_until(lane, (uint64_t)sequence, timeout_ns);
+		result = wait_until(lane, (uint64_t)sequence, until_ns < due_ns ? until_ns : due_ns, timeout_ns == 0, reply);
+		if (result < 0 || reply->status != TAKT_PENDING || takt_clock_ns() < due_ns)
+			return result;
+	}
+	takt_local_answer(lane, (uint64_t)sequence, due_ns, reply);
+	return 0;
 }
 
 int takt_fileno(takt_lane *lane)

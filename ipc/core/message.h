@@ -72,6 +72,19 @@ struct takt_attached {
 };
 _Static_assert(sizeof(struct takt_attached) == 32, "attached");
 
+/* Behind takt_attached, where the client library shall answer when the deadline passes without a completion. */
+struct takt_local_answer {
+	uint32_t path; /* TAKT_PATH_HOLD or TAKT_PATH_CONSTANT; then a takt_constant for each output follows */
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct takt_local_answer) == 8, "local answer");
+
+struct takt_constant { /* then the values, padded to 8 bytes */
+	uint32_t bytes; /* of one element, for all of them, or of the whole tensor */
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct takt_constant) == 8, "constant");
+
 struct takt_claim {
 	uint64_t lane_id;
 	uint64_t token;

@@ -274,7 +274,10 @@ TAKT_API int takt_cancel(takt_lane *lane, uint64_t sequence);
 TAKT_API int takt_wait(takt_lane *lane, uint64_t sequence, int64_t timeout_ns, struct takt_reply *reply);
 TAKT_API int takt_wait_until(takt_lane *lane, uint64_t sequence, uint64_t until_ns, struct takt_reply *reply);
 
-/* takt_submit() and takt_wait(). */
+/* takt_submit() and takt_wait(). Where the loop's fallback ends in hold or constant, an answer that has not come by the
+ * deadline is given here: TAKT_OK on that path, with the last good outputs or the constants (takt_output()). The job goes
+ * on; its completion is then swallowed. reply->sequence is 0 where every slot was still with the daemon, and nothing was
+ * submitted. */
 TAKT_API int takt_infer(takt_lane *lane, uint64_t deadline_ns, int64_t timeout_ns, struct takt_reply *reply);
 
 /* A descriptor for poll(), epoll or an event loop: from the first call on it becomes readable when a job has ended (or

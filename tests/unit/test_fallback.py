@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from taktd.daemon.config import Configuration, load
 from taktd.daemon.cost_file import loop_costs
-from taktd.daemon.fallback import constant_problem, fallback_problems, tensor_difference
+from taktd.daemon.fallback import constant_problem, fallback_problems, local_answer, tensor_difference
 
 
 def tensor(name: str, dims: list[int], dtype: int = 1, dtype_name: str = "FP32") -> dict[str, Any]:
@@ -84,3 +85,23 @@ def test_a_cell_is_planned_with_declared_costs(tmp_path: Path) -> None:
     """check and simulate need neither a budget nor a measurement on a simulated device."""
     cost = loop_costs(configured(tmp_path, "hold"), {})["walk"]
     assert (cost.cost_ns, cost.shortest_ns) == (2_600_000, 1_000_000)
+
+
+def local(folder: Path, fallback: str, model_: dict[str, Any] = GO1) -> bytes:
+    return local_answer(configured(folder, fallback).loops["walk"], model_)
+
+
+def test_what_the_client_answers_itself_travels_behind_the_attach(tmp_path: Path) -> None:
+    assert local(tmp_path, "cpu1") == b""
+    assert local(tmp_path, "cpu1, hold") == struct.pack("<II", 3, 0)
+    assert local(tmp_path, "{constant: {actions: 2}}") == struct.pack("<IIIIf4x", 4, 0, 4, 0, 2.0)
+    twelve = "{constant: {actions: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}}"
+    assert local(tmp_path, twelve) == struct.pack("<IIII12f", 4, 0, 48, 0, *range(12))
+
+
+def test_constants_have_the_output_s_type(tmp_path: Path) -> None:
+    mixed = model([], [tensor("n", [3], 7, "INT64"), tensor("b", [2], 16, "BF16")])
+    packed = local(tmp_path, "{constant: {n: -5, b: [1.5, 3.14159]}}", mixed)
+    assert packed == struct.pack("<IIIIqIIHH4x", 4, 0, 8, 0, -5, 4, 0, 0x3FC0, 0x4049)
+    tiny = model([], [tensor("f", [2], 17, "FP8E4M3FN")])
+    assert "allowed: hold" in constant_problem({"f": 1.0}, tiny)
