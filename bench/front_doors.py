@@ -214,7 +214,7 @@ def main() -> int:
 def measure(folder: Path, seconds: float) -> dict[str, Any]:
     policy, name, shape = go1(folder)
     models.identity(folder / "id.onnx", (1, 3, 224, 224))
-    running = Running(folder, YAML.format(policy=policy, folder=folder))
+    running = Running(folder, YAML.format(policy=policy, folder=folder, core=max(os.sched_getaffinity(0))))
     running.start().await_ready()
     children: list[Any] = []
     spawn = mp.get_context("spawn")
@@ -307,7 +307,7 @@ def ratios(latency: dict[str, dict[str, float]], rates: dict[str, float]) -> dic
 
 
 YAML = """\
-devices: {{cpu0: {{driver: cpu, best_effort: {{max_dispatch: 500us, share: 0.2}}}}}}
+devices: {{cpu0: {{driver: cpu, cores: [{core}], best_effort: {{max_dispatch: 500us, share: 0.2}}}}}}
 models:
   policy: {{path: {policy}}}
   id: {{path: {folder}/id.onnx}}

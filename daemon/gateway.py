@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -58,6 +59,16 @@ def model_from(told: Message) -> Model:
         told["name"], told["version"], told["platform"], sides[0], sides[1], told["dynamic"], told["max_batch"],
         tuple(told["preferred"]), told["max_delay_ns"],
     )  # fmt: skip
+
+
+def keep_off(cores: list[int]) -> None:
+    """Leave the executors' cores to them, where there are others."""
+    others = os.sched_getaffinity(0) - set(cores)
+    if others and cores:
+        # All threads there are, gRPC's too; later ones inherit it.
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError):
+                os.sched_setaffinity(int(thread), others)
 
 
 class Gateway:
@@ -146,6 +157,7 @@ class Gateway:
             pass  # it is gone, which the reader notices; or busy, then it gets the next one
 
     def _configure(self, message: Message) -> None:
+        keep_off(message["executor_cores"])
         limits = limits_from(message["limits"])
         self._node_name = message["node"]
         self._lanes_path = message["lanes"]

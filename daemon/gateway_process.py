@@ -267,6 +267,7 @@ def plan(supervisor: Supervisor) -> list[tuple[Message, tuple[int, ...]]]:
     configure: Message = {
         "op": "configure", "node": configuration.node.name, "version": daemon_version(),
         "runtime": str(supervisor.runtime), "lanes": str(supervisor.runtime / LANES_SOCKET),
+        "executor_cores": sorted({core for device in configuration.devices.values() for core in device.cores}),
         "limits": {name: getattr(limits, name) for name in LIMITS},
         "grpc": [listener.model_dump() for listener in configuration.grpc], "zmq": configuration.zmq.model_dump(),
     }  # fmt: skip

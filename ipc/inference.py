@@ -63,8 +63,10 @@ class Rights(Enum):
     ADMIN = "admin"  # load and unload
 
     def include(self, wanted: Rights) -> bool:
-        order = list(Rights)
-        return order.index(self) >= order.index(wanted)
+        return self is wanted or _RANKS[self] >= _RANKS[wanted]
+
+
+_RANKS: Final = {rights: rank for rank, rights in enumerate(Rights)}
 
 
 @dataclass(frozen=True, slots=True)
