@@ -111,6 +111,8 @@ class FrontDesk:
             raise Refused(errno.EAGAIN, f"loop {name}: the configuration is being changed; try again")
         if device.schedule is not None and name in device.schedule.shed:
             raise Refused(errno.ENOSPC, f"loop {name} was not admitted: {device.schedule.shed[name]}")
+        if isinstance(device.lanes.loops[name].owner, Unclaimed):
+            self._supervisor.takeover.look()  # it may have gone just now, to come back as this one
         try:
             return await device.lanes.attach_loop(name, connection)
         except Taken:
