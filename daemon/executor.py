@@ -74,6 +74,8 @@ class Executor:
         self.recorder = Recorder(server.record)
         table.schedule(self.scheduler, self.recorder, costs)
         self.spin_ns: int = plan["spin_ns"]
+        # Without cores of its own it might spin on the very core where the client has to wake up.
+        self.closed_loop_ns = CLOSED_LOOP_NS if plan["cores"] else 0
         self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
         self.in_line = True  # some ledger is not ours, and may become so
         self.draining = False
@@ -164,7 +166,7 @@ class Executor:
             lane.last_slot = job.slot
             lane.last_ok = job.sequence
         # Whoever comes back as fast as he can is worth waiting for awake, however he waits.
-        if self.server.spins(job.lane) or job.release_ns - lane.ended_ns < CLOSED_LOOP_NS:
+        if self.server.spins(job.lane) or job.release_ns - lane.ended_ns < self.closed_loop_ns:
             self._spin_until_ns = ended_ns + self.spin_ns
         lane.ended_ns = ended_ns
 
