@@ -198,7 +198,8 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
     return {
         "count": len(times_ns), "without_stand_in": others, "to_next_completion": milliseconds(next_ns),
         "since_submitted": milliseconds(waited_ns), "not_ok_max": max(not_ok, default=0), "not_ok": dict(statuses),
-        "not_ok_total": sum(not_ok), "new_primary_serves": milliseconds(back_ns),
+        "not_ok_total": sum(not_ok),
+        "each_ms": [round(ns / 1e6, 3) for ns in next_ns], "new_primary_serves": milliseconds(back_ns),
     }  # fmt: skip
 
 
@@ -280,14 +281,11 @@ def measure(arguments: argparse.Namespace, cores: tuple[int, int]) -> dict[str, 
             assert client.stdout is not None
             try:
                 client.stdout.readline()  # it is attached
-                until_ns = now() + int(arguments.seconds * 1e9)
-                harm.kills_ns = signal_at_random(
-                    signal.SIGKILL, arguments.kills, environment, chance, until_ns, harm
-                )  # fmt: skip
-                harm.stops_ns = signal_at_random(
-                    signal.SIGSTOP, arguments.stops, environment, chance, until_ns, harm
-                )  # fmt: skip
-                swap(daemon, yamls, arguments.swaps, until_ns, harm)
+                begun_ns, span_ns = now(), int(arguments.seconds * 1e9)
+                kills, stops, swaps = (begun_ns + span_ns * percent // 100 for percent in (60, 80, 100))
+                harm.kills_ns = signal_at_random(signal.SIGKILL, arguments.kills, environment, chance, kills, harm)
+                harm.stops_ns = signal_at_random(signal.SIGSTOP, arguments.stops, environment, chance, stops, harm)
+                swap(daemon, yamls, arguments.swaps, swaps, harm)
                 await_home(environment, BACK_S)
             finally:
                 client.terminate()

@@ -66,7 +66,7 @@ class StatusBook:
         counters = full.pop("statistics", None) or {}
         kept = (
             "name", "model", "device", "attached", "served", "not_served", "client", "served_by", "role", "since_ns",
-            "why", "switches", "certified", "not_certified",
+            "why", "reason", "switches", "certified", "not_certified",
         )  # fmt: skip
         line = {key: full[key] for key in kept}
         line["jobs"] = counters.get("submitted", 0)
@@ -82,7 +82,7 @@ class StatusBook:
             "name": name, "model": loop.model, "device": loop.device, "period_ns": loop.period_ns,
             "deadline_ns": loop.deadline_ns, "jitter_ns": loop.jitter_ns, "criticality": loop.criticality,
             "on_late": loop.on_late, "trigger": loop.trigger, "attached": False, "lane": None, "client": None,
-            "served": False, "served_by": None, "role": None, "since_ns": 0, "why": "", "switches": {},
+            "served": False, "served_by": None, "role": None, "since_ns": 0, "why": "", "reason": "", "switches": {},
             "certified": False, "not_certified": "not served yet", "fallback": fallbacks_told(loop),
             "not_served": None, "cost_ns": None, "margin_ns": None, "confirmed": None,
             "statistics": None,
@@ -120,7 +120,7 @@ class StatusBook:
         reason = missing or device.not_certified() or self._supervisor.devices.stand_in_reason(name, device)
         return {
             "served_by": by, "role": device.role if by is not None else None, "since_ns": device.since_ns,
-            "why": device.why, "switches": dict(device.switches), "not_certified": reason,
+            "why": device.why, "reason": device.reason, "switches": dict(device.switches), "not_certified": reason,
             "certified": not reason and schedule is not None and device.certified,
         }  # fmt: skip
 
