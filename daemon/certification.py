@@ -79,11 +79,19 @@ def judge(
     if refusals:
         raise NotAdmitted("\n".join(refusals))
     for name, judgement in judgements.items():
-        homes = {loop.device for loop, _ in configuration.stand_ins_on(name)}
+        # Its own too: while it waits for its loops to come back it watches its stand-in, as that one watches it.
+        homes = {name, *(loop.device for loop, _ in configuration.stand_ins_on(name))}
         judgement.serve["hang_after_ns"] = {
-            home: hang_after_ns(configuration, home, evidence[home].real_time, throttle_ppm) for home in homes
+            home: hang_after_ns(configuration, home, _all_real_time(configuration, home, evidence), throttle_ppm)
+            for home in homes
         }
     return judgements
+
+
+def _all_real_time(configuration: Configuration, home: str, evidence: Mapping[str, Evidence]) -> bool:
+    """Of everybody who may serve a device: who watches it does not know whom."""
+    names = {home, *(one.device for loop in configuration.loops_on(home) for one in loop.fallback if one.device)}
+    return all(name in evidence and evidence[name].real_time for name in names)
 
 
 def _judge_device(

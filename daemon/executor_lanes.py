@@ -37,6 +37,7 @@ OWN: Final = 0  # the number of the executor's own device's ledger
 LOST: Final = 5
 NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
 NO_CAUSE: Final = 0
+HANG_NS_DEFAULT: Final = 1_000_000_000  # whom nobody told is patient
 PROOF_RUNS: Final = 3  # of an engine that is suspected
 FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their text; the counters tell the rest
 
@@ -125,6 +126,8 @@ class LaneTable:
                 self.chores.append(self._removed(ledger, message["lane"], message.get("status")))
             case "lane.attached":
                 self._attached(ledger, message["lane"])
+            case "epoch":
+                self._server.set_epoch(message["epoch"])
             case "release":
                 self.chores.append(self._released(ledger))
             case "owner":
@@ -309,7 +312,7 @@ class LaneTable:
         # Above this executor: that another one has died must be seen while this one is inside an engine.
         priority = rights.priority + 1 if rights.policy == "fifo" else 0
         for ledger in self.ledgers.values():
-            hang_ns = hang_after_ns.get(ledger.device, 0)
+            hang_ns = hang_after_ns.get(ledger.device, HANG_NS_DEFAULT)
             self._server.join(ledger.number, member, priority, rights.affinity, hang_ns)
 
     # ---- while serving ----
