@@ -375,7 +375,7 @@ def _run(link: SupervisorLink) -> int:
         link.send({"op": "failed", "error": str(error), "device": isinstance(error, DeviceFailure)})
         return EXIT_FAILED
     start_watch(server, prepared.rights, usable)
-    estate.loaded = {"op": "loaded", "records": True, **prepared.as_json()}
+    estate.loaded = {"op": "loaded", "records": True, "relabels": True, **prepared.as_json()}
     link.send(estate.loaded)
     costs, _ = estate.serve, _ = _next_message(link, "serve")
     executor = Executor(link, server, table, plan, costs, estate, throttled=prepared.rights.policy == "fifo")

@@ -291,6 +291,9 @@ class Server:
     def expect(self, lane: int, slot: int, hopeless_ns: int) -> None:
         """A queued job that has not started by then can't make its deadline (0: never mind): for the watch."""
 
+    def set_epoch(self, epoch: int) -> None:
+        """Completions say this epoch from now on: a configuration was applied that changes nothing here."""
+
     def keep_record(self, on: bool) -> None:
         """From now on poll() writes each job that it hands out into the journal, as daemon/record.py describes them.
 

@@ -229,6 +229,17 @@ static PyObject *server_end(PyObject *self, PyObject *ignored)
 	return PyLong_FromUnsignedLongLong(ended_ns);
 }
 
+static PyObject *server_set_epoch(PyObject *self, PyObject *value)
+{
+	struct takt_server *server = enter(self);
+	uint64_t epoch;
+
+	if (!server || takt_py_u64(value, &epoch) < 0)
+		return NULL;
+	takt_server_set_epoch(server, epoch);
+	Py_RETURN_NONE;
+}
+
 static PyObject *server_keep_record(PyObject *self, PyObject *value)
 {
 	struct takt_server *server = enter(self);
@@ -489,6 +500,7 @@ static PyMethodDef methods[] = {
 	FAST(begin),
 	FAST(expect),
 	{"end", server_end, METH_NOARGS, NULL},
+	{"set_epoch", server_set_epoch, METH_O, NULL},
 	{"keep_record", server_keep_record, METH_O, NULL},
 	{"runs_late", server_runs_late, METH_O, NULL},
 	{"watch", server_watch, METH_VARARGS, NULL},

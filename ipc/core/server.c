@@ -450,6 +450,13 @@ uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, str
 
 /* ---- finishing jobs ---- */
 
+void takt_server_set_epoch(struct takt_server *server, uint64_t epoch)
+{
+	for (uint32_t i = 0; i < server->lane_limit; i++)
+		if (server->lanes[i])
+			server->lanes[i]->layout.epoch = epoch;
+}
+
 int takt_server_expect(struct takt_server *server, uint32_t index, uint32_t slot, uint64_t hopeless_ns)
 {
 	struct takt_served *lane = takt_server_lane(server, index);

@@ -262,6 +262,8 @@ int takt_server_runs_late(struct takt_server *server, uint32_t lane);
 int takt_server_remove(struct takt_server *server, uint32_t lane, int status, uint64_t now_ns);
 uint32_t takt_server_poll(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs);
 uint32_t takt_server_poll_rings(struct takt_server *server, uint64_t now_ns, struct takt_job *jobs, uint32_t room);
+/* Completions of the lanes there are say this epoch from now on: a configuration was applied that changes nothing here. */
+void takt_server_set_epoch(struct takt_server *server, uint64_t epoch);
 /* The job can't make its deadline if it has not started by hopeless_ns (0: never mind): for the watch. */
 int takt_server_expect(struct takt_server *server, uint32_t lane, uint32_t slot, uint64_t hopeless_ns);
 /* A run begins: until takt_server_end the watch may answer other jobs. next_arrival_ns: of the lane's loop, 0: none.

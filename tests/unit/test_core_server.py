@@ -391,3 +391,12 @@ def test_memory_cannot_be_reopened_by_another_user(daemon: Daemon) -> None:
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_epoch_that_changes_nothing_here_is_said_by_the_next_completion(daemon: Daemon) -> None:
+    client = daemon.add()
+    client.submit()
+    (job,) = daemon.server.poll(100)
+    daemon.server.set_epoch(9)
+    finish(daemon, job)
+    assert client.completions()[0]["epoch"] == 9
