@@ -285,7 +285,7 @@ def test_a_second_daemon_on_the_same_folder_refuses(taktd: Start, yaml: str) -> 
 
 
 def test_what_a_killed_daemon_left_does_not_block_the_next(taktd: Start, yaml: str) -> None:
-    running = taktd(yaml)
+    running = taktd(yaml + "grace: 1s\n")
     running.process.kill()
     running.process.wait()
     assert (running.runtime / "lanes.sock").exists()
