@@ -31,7 +31,16 @@ import onnxruntime
 import psutil
 from onnx import TensorProto, helper, numpy_helper
 
-from taktd.daemon.benchmark import Load, bench_lane, quantiles, read_rights, take_core_and_priority, without_gc
+from taktd.daemon.benchmark import (
+    Load,
+    Pace,
+    bench_lane,
+    quantiles,
+    read_rights,
+    take_core_and_priority,
+    time_direct,
+    without_gc,
+)
 from taktd.daemon.direct import fill_with_noise, open_direct
 from taktd.daemon.foreground import Foreground
 from taktd.ipc import connect
@@ -124,17 +133,14 @@ def run_c(program: str, words: list[str], environment: dict[str, str]) -> Figure
     return dict(zip(FIGURES, (n / 1000 for n in nanoseconds), strict=True))
 
 
-def direct_case(path: Path) -> Case:
+def direct_case(path: Path, period_ns: int = 0) -> Case:
     direct = open_direct(str(path))
     for value in direct.inputs.values():
         fill_with_noise(value, np.random.default_rng(0))
 
     def block(seconds: float) -> Figures:
-        taken, now = array("q"), time.monotonic_ns
-        end = now() + int(seconds * 1e9)
-        while (begun := now()) < end:
-            direct.run()
-            taken.append(now() - begun)
+        taken, pace = array("q"), Pace(period_ns)
+        time_direct(direct, pace, pace.now() + int(seconds * 1e9), taken)
         return quantiles(taken)
 
     return block
@@ -171,6 +177,7 @@ def all_cases(
         for wait in WAITS:
             cases[f"{model}: lane, {wait}, Python"] = lane_case(daemon.lanes_socket, model, wait, 0)
             cases[f"{model}: lane, {wait}, C"] = c_case("client", model, wait)
+    cases["policy: ONNX Runtime direct, paced 1 kHz"] = direct_case(models["policy"], PERIOD_NS)
     for wait in WAITS:
         cases[f"policy: lane, {wait}, Python, paced 1 kHz"] = lane_case(daemon.lanes_socket, "policy", wait, PERIOD_NS)
     return cases

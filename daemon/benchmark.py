@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ import numpy as np
 from taktd.daemon.direct import Direct, fill_with_noise
 from taktd.ipc import Lane
 
-__all__ = ["Load", "Outcome", "bench_lane", "quantiles", "read_rights", "take_core_and_priority", "without_gc"]
+__all__ = [
+    "Load", "Outcome", "Pace", "bench_lane", "quantiles", "read_rights", "take_core_and_priority", "time_direct",
+    "without_gc",
+]  # fmt: skip
 
 BLOCK_NS: Final = 50_000_000
-"""One turn of lane or direct calls."""
+"""One turn of lane or direct calls; of a paced bench whole periods, four or more."""
 WARM_JOBS: Final = 50
 TIMEOUT_US: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
@@ -60,36 +64,90 @@ class Outcome:
         return found
 
 
+class Pace:
+    """One grid of beats for all blocks of a bench; `period_ns` 0 is no pace, a beat is at once.
+
+    A job is released at its beat or not at all: what comes off the grid would come early for the loop's arrival model,
+    and a release that is only late would bring the next one closer than a period.
+    """
+
+    def __init__(
+        self, period_ns: int, now: Callable[[], int] = time.monotonic_ns, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.period_ns = period_ns
+        self.missed = 0
+        """Beats that went by while their caller was busy with the one before, or was kept from running."""
+        self.now = now
+        self._sleep = sleep
+        self._due_ns = now()
+
+    def next_ns(self) -> int:
+        """The next beat. Those that went by between blocks were nobody's and are not missed."""
+        if not self.period_ns:
+            return self.now()
+        self._skip()
+        return self._due_ns
+
+    def block_ns(self) -> int:
+        """How long one turn takes: whole periods."""
+        if not self.period_ns:
+            return BLOCK_NS
+        return max(-(-BLOCK_NS // self.period_ns), 4) * self.period_ns
+
+    def beats(self, until_ns: int) -> Iterator[None]:
+        """Yields at each beat before `until_ns`; the one at `until_ns` is left to the next block."""
+        if not self.period_ns:
+            while self.now() < until_ns:
+                yield
+            return
+        self._skip()
+        while self._due_ns < until_ns:
+            if (ahead_ns := self._due_ns - self.now()) > 0:
+                self._sleep(ahead_ns / NS_PER_S)
+            if 2 * (self.now() - self._due_ns) > self.period_ns:  # woken nearer to the next beat than to this one
+                self.missed += self._skip()
+                continue
+            self._due_ns += self.period_ns
+            yield
+            self.missed += self._skip()
+
+    def _skip(self) -> int:
+        """Moves on to a beat that is not over; returns how many are."""
+        over = max(0, -((self._due_ns - self.now()) // self.period_ns))
+        self._due_ns += over * self.period_ns
+        return over
+
+
 def bench_lane(
     lane: Lane,
     load: Load,
     direct: Direct | None = None,
     progress: Callable[[float], None] = lambda share: None,
+    pace: Pace | None = None,
 ) -> Outcome:
     """Load a lane for `load.seconds`, half of them for `direct` if there is one.
 
     `progress` is told the share that is done, between blocks. Raises what the lane raises (`Detached`, …).
     """
-    _warm(lane, direct, load.period_ns)
+    pace = Pace(load.period_ns) if pace is None else pace
+    _warm(lane, direct, pace)
     outcome = Outcome()
-    now = time.monotonic_ns
-    begun = now()
+    begun = pace.next_ns()
     end = begun + int(load.seconds * NS_PER_S)
-    while (block := now()) < end:
-        until = min(block + max(BLOCK_NS, 4 * load.period_ns), end)
-        _lane_block(lane, load.period_ns, until, outcome)
-        outcome.lane_s += (now() - block) / NS_PER_S
+    while (block := pace.next_ns()) < end:
+        _lane_block(lane, pace, min(block + pace.block_ns(), end), outcome)
+        outcome.lane_s += (pace.next_ns() - block) / NS_PER_S
         if direct is not None:
-            block = now()
-            _direct_block(direct, load.period_ns, min(block + max(BLOCK_NS, 4 * load.period_ns), end), outcome)
-        progress(min(1.0, (now() - begun) / (end - begun)))
+            time_direct(direct, pace, min(pace.next_ns() + pace.block_ns(), end), outcome.direct_ns)
+        progress(min(1.0, (pace.now() - begun) / (end - begun)))
     return outcome
 
 
-def _warm(lane: Lane, direct: Direct | None, period_ns: int) -> None:
-    """A few jobs that are not counted; afterwards every slot holds noise."""
+def _warm(lane: Lane, direct: Direct | None, pace: Pace) -> None:
+    """A few jobs that are not counted, for about a second at most; afterwards every slot holds noise."""
     noise = np.random.default_rng(0)
-    for number in range(WARM_JOBS):
+    jobs = WARM_JOBS if not pace.period_ns else max(lane.slot_count + 1, min(WARM_JOBS, NS_PER_S // pace.period_ns))
+    for number, _ in zip(range(jobs), pace.beats(sys.maxsize), strict=False):
         if number <= lane.slot_count:
             for value in lane.inputs.values():
                 fill_with_noise(value, noise)
@@ -99,36 +157,16 @@ def _warm(lane: Lane, direct: Direct | None, period_ns: int) -> None:
                 for value in direct.inputs.values():
                     fill_with_noise(value, noise)
             direct.run()
-        time.sleep(min(period_ns / NS_PER_S, 0.02))
 
 
-def _beats(period_ns: int, until_ns: int) -> Iterator[int]:
-    """Yield at each beat how many were skipped before it; with period 0 at once. Ends at `until_ns`."""
-    now = time.monotonic_ns
-    due = now()
-    while True:
-        at = now()
-        if at >= until_ns:
-            return
-        if not period_ns:
-            yield 0
-            continue
-        skipped = max(0, at - due) // period_ns
-        due += skipped * period_ns
-        if due > at:
-            time.sleep((due - at) / 1e9)
-        yield skipped
-        due += period_ns
-
-
-def _lane_block(lane: Lane, period_ns: int, until_ns: int, outcome: Outcome) -> None:
-    now, infer, record = time.monotonic_ns, lane.infer, outcome.lane_ns.append
-    for skipped in _beats(period_ns, until_ns):
+def _lane_block(lane: Lane, pace: Pace, until_ns: int, outcome: Outcome) -> None:
+    now, infer, record = pace.now, lane.infer, outcome.lane_ns.append
+    missed = pace.missed
+    for _ in pace.beats(until_ns):
         begun = now()
         reply = infer(TIMEOUT_US)
         taken = now() - begun
         outcome.jobs += 1
-        outcome.missed += skipped
         if reply.ok:
             record(taken)
             if reply.late:
@@ -139,11 +177,13 @@ def _lane_block(lane: Lane, period_ns: int, until_ns: int, outcome: Outcome) -> 
             outcome.failed += 1
         if reply.early:
             outcome.early += 1
+    outcome.missed += pace.missed - missed
 
 
-def _direct_block(direct: Direct, period_ns: int, until_ns: int, outcome: Outcome) -> None:
-    now, run, record = time.monotonic_ns, direct.run, outcome.direct_ns.append
-    for _ in _beats(period_ns, until_ns):
+def time_direct(direct: Direct, pace: Pace, until_ns: int, taken_ns: array[int]) -> None:
+    """Calls at each beat before `until_ns`; appends how long each took, in ns."""
+    now, run, record = pace.now, direct.run, taken_ns.append
+    for _ in pace.beats(until_ns):
         begun = now()
         run()
         record(now() - begun)
