@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """The `taktd` command; the exit code."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments, others = parser.parse_known_args()
+    if others and arguments.config is None and not others[0].startswith("-"):
+        parser.error(f"the configuration needs its option: taktd --config {shlex.quote(others[0])}")
+    if others:
+        parser.error(f"not understood: {' '.join(others)}; taktd --help lists what is")
     if arguments.version:
         from taktd.daemon.status import daemon_version
 

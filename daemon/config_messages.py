@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from taktd.daemon.config_values import NAME, Section
-from taktd.daemon.durations import format_duration, format_ppm, format_size
+from taktd.daemon.durations import DURATION_FORM, format_duration, format_ppm, format_size
 from taktd.daemon.yamltree import ConfigError, KeyPath, Tree, dotted, shown
 
 
@@ -46,7 +46,7 @@ def _builtin_error(tree: Tree, path: KeyPath, item: dict[str, Any], root: type[S
         hint = nearest(str(path[-1]), known) or "remove it"
         return tree.error(path, "is not a known key", found=shown(str(path[-1])), allowed=", ".join(known), hint=hint)
     if kind == "missing":
-        return tree.error(path, "is missing", allowed=_description(root, path))
+        return tree.error(path, "is missing", allowed=_form(root, path), hint=_description(root, path))
     if kind in _KINDS:
         hint = "put it in quotes" if kind == "string_type" and item["input"] is not None else ""
         return tree.error(path, f"is not {_KINDS[kind]}", found=found, allowed=_KINDS[kind], hint=hint)
@@ -109,10 +109,29 @@ def _known_keys(root: type[Section], path: KeyPath) -> list[str]:
     return [name for name in names if not name.startswith("\0")]
 
 
-def _description(root: type[Section], path: KeyPath) -> str:
+def _field(root: type[Section], path: KeyPath) -> tuple[str, FieldInfo] | None:
     section = _section_at(root, path[:-1])
     fields = section.model_fields.items() if section else ()
-    return next((f.description or "" for name, f in fields if (f.alias or name) == path[-1]), "")
+    return next(((name, field) for name, field in fields if (field.alias or name) == path[-1]), None)
+
+
+def _description(root: type[Section], path: KeyPath) -> str:
+    field = _field(root, path)
+    return f"set it: {field[1].description}" if field and field[1].description else ""
+
+
+def _form(root: type[Section], path: KeyPath) -> str:
+    """What a missing value looks like."""
+    found = _field(root, path)
+    if found is None:
+        return ""
+    name, field = found
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(get_args(field.annotation))
+    if name.endswith("_ns"):
+        return DURATION_FORM
+    kinds = {"model": "the name of a model", "device": "the name of a device", "path": "the path of a file or folder"}
+    return kinds.get(name, "a mapping" if get_origin(field.annotation) is dict else "")
 
 
 def _default_shown(name: str, field: FieldInfo) -> str:

@@ -57,7 +57,10 @@ def runtime_folder(environment: Environment, uid: int) -> Path:
         return Path("/run/taktd")
     if value := environment.get("XDG_RUNTIME_DIR"):
         return Path(value) / "taktd"
-    raise FolderRefused("no runtime folder: set TAKTD_RUNTIME_DIR (XDG_RUNTIME_DIR is not set either)")
+    raise FolderRefused(
+        "no folder for the sockets: neither TAKTD_RUNTIME_DIR nor XDG_RUNTIME_DIR is set\n"
+        "  to do: export TAKTD_RUNTIME_DIR=/tmp/taktd-$(id -u), in this shell and in those of taktctl and of clients"
+    )
 
 
 def state_folder(environment: Environment, uid: int) -> Path:

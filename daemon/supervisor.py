@@ -437,6 +437,7 @@ class Supervisor:
         """Nobody is left behind: executors drain, and are killed when they take too long."""
         self.stopping = True
         self.notifier.stopping("stopping")
+        log("notice", "stopping: what runs is finished first", event="stopping")
         if self.lane_door is not None:
             self.lane_door.stop_listening()
         others = [self.gateway] if self.gateway is not None else []
@@ -454,6 +455,7 @@ class Supervisor:
         held = {kind: self.charges.held(kind) for kind in ("connections", "lanes", "lane_memory")}
         if any(held.values()):
             log("error", f"still charged at the end, a defect of taktd: {held}")
+        log("notice", "stopped", event="stopped")
         self.notifier.close()
 
 

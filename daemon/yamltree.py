@@ -155,8 +155,8 @@ def read_tree(file: Path, *, may_be_empty: bool = False) -> tuple[Tree, list[Con
     if node is None and may_be_empty:
         return Tree(), []
     if node is None:
-        what = "is empty"
-        return Tree(), [ConfigError(str(file), 0, "", what, allowed="a configuration", hint="see `taktd --example`")]
+        hint = "`taktd` without arguments prints a first one"
+        return Tree(), [ConfigError(str(file), 0, "", "is empty", allowed="a configuration", hint=hint)]
     reader = _NodeReader(str(file))
     value = reader.value(node, ())
     if not isinstance(value, dict):
@@ -205,6 +205,9 @@ def _syntax_error(file: str, text: str, error: yaml.YAMLError) -> ConfigError:
     at_end = mark is not None and mark.line + 1 >= len(lines)
     problem = getattr(error, "problem", None) or str(error).split("\n")[0]
     found = shown(lines[line - 1].strip()) if line else "the file as a whole"
+    if line and "\t" in lines[line - 1]:
+        what = "has a tab where YAML allows spaces only"
+        return ConfigError(file, line, "", what, found=found, allowed="spaces", hint="indent with spaces")
     hint = "is the file cut off?" if at_end else "check indentation, colons and brackets near this line"
     return ConfigError(file, line, "", f"is not valid YAML: {problem}", found=found, allowed="YAML", hint=hint)
 

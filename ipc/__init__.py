@@ -10,6 +10,13 @@
 `__all__` is the list of public names; everything else, `_core` above all, is between taktd and itself.
 """
 
+try:
+    from taktd.ipc import _core as _core
+except ImportError as error:
+    raise ImportError(
+        "taktd.ipc: its compiled part, _core, is missing or does not load in this Python; to do: in a clone run "
+        "`make demo` once and use .venv/bin/python, elsewhere install taktd again"
+    ) from error
 from taktd.ipc.client import Lane, Node, Reply, Tensors, Tick, connect
 from taktd.ipc.errors import (
     Busy,

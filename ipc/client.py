@@ -71,13 +71,26 @@ def _core_path(number: int) -> str:
     return next((name for name, known in _core.PATHS.items() if known == number), "")
 
 
+class UnknownTensor(KeyError):
+    """A KeyError whose text is for people: KeyError itself shows its argument quoted."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Tensors(dict[str, Array]):
-    """Views on the tensors of one slot by name. Assigning to a name copies into shared memory, as `[...] =` would."""
+    """Views on the tensors of one slot by name. Assigning to a name copies into shared memory, as `[...] =` would.
+
+    A name that is not there raises a KeyError that lists those that are.
+    """
 
     __slots__ = ()
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         self[name][...] = value
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise UnknownTensor(f"no tensor is called {name!r} here; there are {', '.join(map(repr, self)) or 'none'}")
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("the tensors of a lane are fixed: write into them")

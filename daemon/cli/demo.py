@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
 from taktd.daemon.cli.endings import FINE, INTERRUPTED, NO, die
 
 __all__ = ["demo"]
+
+NEXT: Final = (
+    "Next: a loop of your own, see README.md. `taktd` says how to begin; from a clone, first: . .venv/bin/activate"
+)
 
 
 @click.command(name="demo")
@@ -56,4 +61,6 @@ def demo(as_json: bool, seconds: float, plot_path: Path | None) -> None:
             print(f"taktctl demo: no picture, {path} can't be written: {error}", file=sys.stderr)
     if as_json:
         print(json.dumps(result))
+    else:
+        console.print(NEXT, markup=False, highlight=False)
     raise SystemExit(NO if result["fell"] else FINE)

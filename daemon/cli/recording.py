@@ -45,8 +45,8 @@ def _read(path: Path, as_json: bool) -> Recording:
         die(f"{path} {refused}", code=UNUSABLE, as_json=as_json)
 
 
-def _fetch(as_json: bool) -> Recording:
-    """The running taktd's last minutes."""
+def _fetch(as_json: bool, instead: str = "") -> Recording:
+    """The running taktd's last minutes. instead: how the command is given a recording, for a message."""
     recording: Recording = []
     try:
         for name in ask("record")["segments"]:
@@ -56,7 +56,7 @@ def _fetch(as_json: bool) -> Recording:
                 continue  # the oldest may be gone by now
             recording += read_recording(data, growing=True)
     except NobodyThere as error:
-        hint = "is taktd running? start it, or name a recording"
+        hint = f"is taktd running? start it, or set TAKTD_RUNTIME_DIR to the folder it uses{instead}"
         die(str(error), hint, code=NOTHING_THERE, as_json=as_json)
     except AnswerNo as error:
         die(str(error), error.hint, code=NO, as_json=as_json)
@@ -140,7 +140,7 @@ def why(job: str | None, last_miss: bool, file: Path | None, as_json: bool) -> N
     name, _, number = (job or "").rpartition(":")
     if job and not (name and number.isascii() and number.isdigit()):
         die(f"{job!r} is no job", "write NAME:SEQUENCE, such as go1_walk:1234", code=UNUSABLE, as_json=as_json)
-    recording = _read(file, as_json) if file else _fetch(as_json)
+    recording = _read(file, as_json) if file else _fetch(as_json, "; a saved recording: --file FILE")
     sequence = int(number) if job else None
     incident = _understood(lambda: find_incident(recording, name or None, sequence), as_json)
     if incident is None:
@@ -203,7 +203,7 @@ def trace(file: Path | None, output: Path | None, plot: Path | None, last: str, 
     if output is None and plot is None:
         die("nothing to write", "give -o TRACE.json, --plot OUT.png, or both", code=UNUSABLE, as_json=as_json)
     span_ns = _span(last)
-    recording = _read(file, as_json) if file else _fetch(as_json)
+    recording = _read(file, as_json) if file else _fetch(as_json, "; a saved recording: taktctl trace FILE")
     answer: dict[str, Any] = {}
     if output is not None:
         events = _understood(lambda: _write_trace(recording, output, as_json), as_json)

@@ -165,7 +165,7 @@ def _show_loops(answer: dict[str, Any]) -> None:
             "-" if loop["cost_ns"] is None else _microseconds(loop["cost_ns"] / 1000),
             escape(f"{client['name']} ({client['pid']})") if client else "-",
             *(str(counters.get(key, 0)) for key in ("submitted", "late", "expired")),
-            _microseconds(total["p50_us"]), _microseconds(total["p99_us"]),
+            *(_microseconds(total[key]) if total["p99_us"] else "-" for key in ("p50_us", "p99_us")),
         )  # fmt: skip
     shed = [f"{escape(p['name'])} is not served: {escape(p['not_served'])}" for p in answer["loops"] if p["not_served"]]
     _print(table, *shed)

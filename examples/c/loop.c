@@ -141,7 +141,7 @@ int main(int argc, char **argv)
 	takt_lane *lane;
 	int result;
 
-	if (argc < 2) {
+	if (argc < 2 || argv[1][0] == '-') {
 		fprintf(stderr, "usage: %s LOOP [SECONDS]\n", argv[0]);
 		return 2;
 	}

@@ -62,6 +62,9 @@ def run(lane: Lane, seconds: float) -> None:
 
 
 def main() -> int:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print((__doc__ or "").strip())
+        return 0
     if len(sys.argv) < 2:
         print((__doc__ or "").split("\n")[2].strip(), file=sys.stderr)
         return 2
