@@ -125,13 +125,11 @@ class ZmqDoors:
         self._authenticator.start()
         self._authenticator.configure_curve(domain="*", location=curve["clients"])
         doors = []
-        for name, key, make in (
-            ("zmq", "listen", lambda: self._router().socket), ("events", "events", lambda: self._publisher().socket),
-        ):  # fmt: skip
+        for name, key in (("zmq", "listen"), ("events", "events")):
             address = self._configured[key]
             if not address:
                 continue
-            socket = make()
+            socket = (self._router() if key == "listen" else self._publisher()).socket
             socket.set(zmq.CURVE_SERVER, 1)
             socket.set(zmq.CURVE_PUBLICKEY, public)
             socket.set(zmq.CURVE_SECRETKEY, secret or b"")
@@ -153,8 +151,10 @@ class ZmqDoors:
         }  # fmt: skip
 
     def close(self) -> None:
-        for one in (*self._requests, *self._events):
-            one.close()
+        for requests in self._requests:
+            requests.close()
+        for publisher in self._events:
+            publisher.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         for path, inode in self._paths:

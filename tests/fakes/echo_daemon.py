@@ -259,7 +259,8 @@ class EchoDaemon:
         )  # fmt: skip
         ours, theirs = _core.wake_pair()
         size = layout["total_size"]
-        self.send(client, ATTACHED, request, struct.pack("<QQQQ", number + 1, size, size, 1), fds=(layout["fd"], theirs))
+        body = struct.pack("<QQQQ", number + 1, size, size, 1)
+        self.send(client, ATTACHED, request, body, fds=(layout["fd"], theirs))
         os.close(theirs)
         self.server.add(number, layout["fd"], ours, layout, number, area=0, recover=False)
         address, inputs = self.server.slot_address, len(entry.tensors)
