@@ -18,7 +18,7 @@ from taktd.daemon.lanes import DeviceLanes
 from taktd.daemon.logbook import log
 from taktd.daemon.member import Member, member_ids_after
 from taktd.daemon.predecessor import Predecessor
-from taktd.daemon.runtime_folder import EXECUTORS_SOCKET
+from taktd.daemon.runtime_folder import EXECUTORS_SOCKET, FolderRefused
 
 if TYPE_CHECKING:
     from taktd.daemon.executor_process import Message
@@ -44,7 +44,10 @@ class Takeover:
             return None
         log("notice", f"taktd (pid {before.pid}) has died: {len(before.alive)} executors are expected")
         supervisor.notifier.status("waiting for the executors of the taktd before")
-        self.heirs = await gather(supervisor.runtime, before.alive, GATHER_S_MAX)
+        try:
+            self.heirs = await gather(supervisor.runtime, before.alive, GATHER_S_MAX)
+        except (OSError, FolderRefused) as error:
+            log("warning", f"executors of the taktd before can't be heard: {error}")
         if not self.heirs:
             fence(before.alive)
             return None

@@ -226,7 +226,9 @@ TAKT_API void takt_free(void *memory);
 
 /* ---- lanes --------------------------------------------------------------------------------------------------- */
 
-/* Attaches a loop or a model by name. While the daemon is booting it waits up to timeout_ns.
+/* Attaches a loop or a model by name. While the daemon is booting it waits up to timeout_ns. When the daemon was started
+ * again since, the node connects again; lanes that are there go on meanwhile and are claimed after one of their next jobs.
+ * A lane that has ended (-EPIPE) is not to be had again itself: takt_detach() it and attach another one.
  * -ENOENT: no such name; -EBUSY: another client has the loop; -EACCES; -ENOSPC, -EMFILE: limits; -EAGAIN: still
  * booting; -EPROTO: the lane's memory is not what this library understands; -ENOTCONN: the daemon has gone. */
 TAKT_API int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_mode, int64_t timeout_ns,
