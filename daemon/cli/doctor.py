@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -16,13 +17,16 @@ from taktd.daemon.doctor.gpu import GpuReadings, find_nvml, read_gpus
 from taktd.daemon.doctor.tree import Tree, format_cores, parse_cores
 
 DEFAULT_CONFIGURATION: Final = "/etc/taktd/taktd.yaml"
+ANSWER_S_MAX: Final = 3.0
 _STYLE: Final = {"ok": "green", "warning": "yellow", "fail": "bold red", "unknown": "cyan"}
 
 
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 @click.option("--sysroot", type=click.Path(path_type=Path), default=Path("/"), help="Examine a recorded tree instead.")
-@click.option("--config", type=click.Path(path_type=Path), help=f"Default: {DEFAULT_CONFIGURATION}.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help=f"Default: the running taktd's, else {DEFAULT_CONFIGURATION}."
+)
 @click.option("--cores", metavar="LIST", help='Cores of the executors, as "2-3,6", instead of the configuration\'s.')
 @click.option(
     "--seconds", type=click.FloatRange(0, wakeup.SECONDS_MAX), default=5.0, show_default=True,
@@ -38,12 +42,13 @@ def doctor(as_json: bool, sysroot: Path, config: Path | None, cores: str | None,
         print(f"taktctl: --sysroot {sysroot} is not a folder: name the root of a recorded tree", file=sys.stderr)
         raise SystemExit(2)
     tree = Tree(sysroot)
-    subject, problem = _subject(tree, config)
+    status = _ask_daemon() if tree.is_live else None
+    subject, problem = _subject(tree, config, status)
     if cores is not None:
         if not parse_cores(cores):
             print(f"taktctl: --cores {cores!r} is not a list of cores: write it like 2-3,6", file=sys.stderr)
             raise SystemExit(2)
-        subject = Subject(parse_cores(cores), subject.priority, subject.gpu, subject.user, "--cores")
+        subject = replace(subject, cores=parse_cores(cores), source="--cores")
     examination = examine(tree, subject, _readings(tree))
     findings = list(examination.findings)
     if problem is not None:
@@ -58,19 +63,37 @@ def doctor(as_json: bool, sysroot: Path, config: Path | None, cores: str | None,
     raise SystemExit(0 if examination.fit else 1)
 
 
-def _subject(tree: Tree, path: Path | None) -> tuple[Subject, Finding | None]:
+def _ask_daemon() -> dict[str, Any] | None:
+    """The running taktd's status; None where nobody answers."""
+    from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
+
+    try:
+        return ask("status", answer_s_max=ANSWER_S_MAX)
+    except (NobodyThere, AnswerNo):
+        return None
+
+
+def _subject(tree: Tree, path: Path | None, status: dict[str, Any] | None) -> tuple[Subject, Finding | None]:
     """What the configuration asks for; with a finding where it can't be used (absent by default is no problem)."""
     from taktd.daemon.config import ConfigurationRefused, load
 
+    processes, cores = None, frozenset[int]()
     file = path if path is not None else tree.locate(DEFAULT_CONFIGURATION)
+    if status is not None:
+        theirs = Path(status["configuration"])
+        if path is None:
+            file = theirs
+        if file is not None and file.resolve() == theirs.resolve():
+            processes, cores = _processes_and_cores(status)
     if file is None or (path is None and not file.exists()):
-        return Subject(), None
+        return Subject(cores=cores, processes=processes), None
     try:
         configuration = load(file)
     except ConfigurationRefused as refused:
         first = str(refused.errors[0]) if refused.errors else str(refused)
-        why = "the daemon will not start with it, and the doctor doesn't know which cores matter"
-        return Subject(), Finding("configuration", "fail", first, why, f"taktctl check {file}")
+        why = "the daemon will not start with it" + (", and the doctor doesn't know which cores matter" * (not cores))
+        problem = Finding("configuration", "fail", first, why, f"taktctl check {file}")
+        return Subject(cores=cores, processes=processes), problem
     devices = configuration.devices.values()
     return (
         Subject(
@@ -78,9 +101,18 @@ def _subject(tree: Tree, path: Path | None) -> tuple[Subject, Finding | None]:
             priority=max(device.priority for device in devices),
             gpu=any(device.driver not in ("cpu", "sim") for device in devices),
             source=str(file),
+            processes=processes,
         ),
         None,
     )
+
+
+def _processes_and_cores(status: dict[str, Any]) -> tuple[frozenset[int], frozenset[int]]:
+    """Pids of the daemon and its executors, and the cores that these have, as long as they were given some."""
+    executors = status["executors"]
+    pids = {status["pid"], *(executor[key] for executor in executors for key in ("pid", "serving_pid"))}
+    cores = {core for executor in executors for core in executor["rights"].get("affinity", ())}
+    return frozenset(pid for pid in pids if pid), frozenset(cores)
 
 
 def _readings(tree: Tree) -> GpuReadings | None:

@@ -34,7 +34,8 @@ class Subject:
     """What taktd is asked to do on the machine.
 
     cores: where executors run; empty where the configuration doesn't say. priority: the executors' SCHED_FIFO
-    priority. gpu: a device of the configuration is a GPU. user: whom the daemon runs as.
+    priority. gpu: a device of the configuration is a GPU. user: whom the daemon runs as. processes: the daemon's and
+    its executors' pids, where it could be asked: no other taktd's are judged then; None: not known.
     """
 
     cores: frozenset[int] = frozenset()
@@ -42,3 +43,8 @@ class Subject:
     gpu: bool = False
     user: str = "taktd"
     source: str = ""  # where this was read, for the report
+    processes: frozenset[int] | None = None
+
+    def has(self, pid: int) -> bool:
+        """Whether a process of a taktd is one to judge."""
+        return self.processes is None or pid in self.processes

@@ -22,7 +22,7 @@ def executors(tree: Tree) -> list[Process]:
 def capabilities(tree: Tree, subject: Subject) -> Finding:
     """What the running daemon may do; before it runs, what its unit would give it."""
     why = "without CAP_SYS_NICE and CAP_IPC_LOCK an executor gets no real-time priority and no locked memory"
-    running = [process for process in tree.processes() if is_taktd(process.command)]
+    running = [process for process in tree.processes() if is_taktd(process.command) and subject.has(process.pid)]
     if not running:
         return _unit_rights(tree, why)
     lacking: list[str] = []
@@ -66,7 +66,7 @@ def _unit_rights(tree: Tree, why: str) -> Finding:
 def real_time(tree: Tree, subject: Subject) -> Finding:
     """Whether each running executor really has its priority, its cores and its memory."""
     why = "an executor without real-time priority waits behind every other program; its times certify nothing"
-    found = executors(tree)
+    found = [process for process in executors(tree) if subject.has(process.pid)]
     if not found:
         return Finding("real-time", "unknown", "no executor is running", why, "systemctl start taktd")
     wrong: list[str] = []

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from taktd.daemon import control_client
 from taktd.daemon.cli.doctor import doctor
 from taktd.daemon.doctor.examination import CHECKS, Examination, examine
 from taktd.daemon.doctor.finding import LEVELS, Finding, Subject
 from taktd.daemon.doctor.gpu import read_gpus
+from taktd.daemon.doctor.rights import executors
 from taktd.daemon.doctor.tree import Tree, Unreadable, format_cores, parse_cores
 from taktd.daemon.doctor.wakeup import BAD_P999_NS, GOOD_P999_NS, WakeUps, judge, measure_apart
 
@@ -148,6 +150,33 @@ def test_cores_can_be_given_instead_of_configured() -> None:
     assert report["cores"] == "1-2"
     assert levels(report)["isolation"] == "warning"
     assert CliRunner().invoke(doctor, ["--cores", "many"]).exit_code == 2
+
+
+def status_of(file: Path, pid: int | None) -> dict[str, Any]:
+    executor = {"pid": pid, "serving_pid": pid, "rights": {"affinity": [3]}}
+    return {"pid": 900, "configuration": str(file), "executors": [executor]}
+
+
+def test_a_running_daemon_says_which_configuration_and_which_executors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "taktd.yaml"
+    file.write_text("devices:\n  cpu0: {driver: cpu, cores: [0], priority: 77}\n")
+    monkeypatch.setattr(control_client, "ask", lambda *_, **__: status_of(file, None))
+    report = json.loads(CliRunner().invoke(doctor, ["--json", "--seconds", "0"]).stdout)
+    assert (report["cores"], report["priority"], report["configuration"]) == ("0", 77, str(file))
+    file.write_text("devices: 3\n")
+    report = json.loads(CliRunner().invoke(doctor, ["--json", "--seconds", "0"]).stdout)
+    assert (report["cores"], levels(report)["configuration"]) == ("3", "fail")
+
+
+def test_executors_of_another_daemon_are_not_judged() -> None:
+    tree, _ = good_box()
+    pid = executors(tree)[0].pid
+    for processes, level in ((None, "fail"), ({pid}, "fail"), ({pid + 1}, "unknown")):
+        kept = None if processes is None else frozenset(processes)
+        subject = Subject(cores=frozenset({1}), processes=kept)
+        assert finding_of(examine(tree, subject), "real-time").level == level
 
 
 def test_a_refused_configuration_is_a_finding_with_file_and_line(tmp_path: Path) -> None:
