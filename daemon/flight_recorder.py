@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from taktd.daemon.logbook import log
 from taktd.daemon.recorder_file import DeviceRecorder, answer_record
+from taktd.daemon.runtime_folder import STATE_HINT
 from taktd.daemon.served_device import ServedDevice
 from taktd.ipc import _core
 
@@ -26,7 +27,8 @@ class FlightRecorder:
         try:
             folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
-            log("warning", f"nothing is recorded, {folder} can't be made: {error.strerror}")
+            reason = (error.strerror or str(error)).lower()
+            log("warning", f"nothing is recorded, {folder} can't be made: {reason}\n  to do: {STATE_HINT}")
         self._size_max = size_max
         self._recorders: dict[str, DeviceRecorder] = {}
         self._cursors: dict[str, tuple[int, int]] = {}  # of which journal, and how far it is read

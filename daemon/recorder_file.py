@@ -12,6 +12,7 @@ What it is not: real-time. It runs in the supervisor, at some 10 µs a job.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import struct
 from io import BytesIO
@@ -152,11 +153,12 @@ class DeviceRecorder:
         while self._bytes > self.size_max and len(self._segments) > 1:
             path = self._segments.pop(0)
             self._bytes -= _size(path)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _failed(self, error: OSError) -> None:
         """Recording is never worth a running loop: it stops, says why, and begins anew with the next state."""
-        self.trouble = f"the recording of {self.device} can't be written to {self.folder}: {error}"
+        self.trouble = f"the recording of {self.device} can't be written to {self.folder}: {error.strerror or error}"
         self._stop()
 
     def _stop(self) -> None:
@@ -174,9 +176,13 @@ class DeviceRecorder:
 
 
 def segments_of(folder: Path, device: str) -> list[Path]:
-    """A device's segments, the oldest first."""
-    names = [p for p in folder.glob(f"*{SUFFIX}") if p.name[: -len(SUFFIX) - 9] == device]
-    return sorted((path for path in names if _number(path) > 0), key=_number)
+    """A device's segments, the oldest first; none in a folder that can't be read."""
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(SUFFIX)]
+    except OSError:
+        return []
+    ours = [folder / name for name in names if name[: -len(SUFFIX) - 9] == device]
+    return sorted((path for path in ours if _number(path) > 0), key=_number)
 
 
 def _number(path: Path) -> int:
@@ -187,7 +193,7 @@ def _number(path: Path) -> int:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
@@ -204,7 +210,7 @@ def answer_record(folder: Path, devices: list[str], request: dict[str, Any]) -> 
         raise KeyError(name)
     try:
         return {"data": base64.b64encode((folder / name).read_bytes()).decode()}
-    except FileNotFoundError:
+    except OSError:
         raise KeyError(name) from None
 
 
@@ -215,7 +221,7 @@ def collect(folder: Path, devices: list[str]) -> bytes:
         for path in segments_of(folder, device):
             try:
                 recording += read_recording(path.read_bytes(), growing=True)
-            except (FileNotFoundError, rec.RecordingRefused):
+            except (OSError, rec.RecordingRefused):
                 continue  # gone meanwhile, or broken off when the machine went down: the others are whole
     stream = BytesIO()
     write_recording(stream, recording)

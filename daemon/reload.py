@@ -73,7 +73,7 @@ class Reloader:
         self._alone("reload")
         async with self._lock:
             try:
-                return await self._reload()
+                return "\n".join([await self._reload(), *self._left_out()])
             except ConfigurationRefused as refused:
                 raise ControlError(str(refused), "the running configuration stays") from None
 
@@ -115,6 +115,18 @@ class Reloader:
         finally:
             supervisor.notifier.ready(supervisor.status_text())
 
+    def _left_out(self) -> list[str]:
+        """What runs by the configuration and is not admitted, or does not run: said at each change anew."""
+        lines = []
+        for name, device in self._supervisor.devices.items():
+            if device.schedule is None:
+                continue
+            shed = device.schedule.shed.items()
+            lines += [f"loop {loop} is not served, it does not fit: {why}" for loop, why in shed]
+            if device.schedule.reason.startswith("not admitted"):
+                lines.append(f"device {name} is not certified: {device.schedule.reason}")
+        return lines
+
     async def _content_changed(self, new: Configuration) -> bool:
         """Whether a model's file has other content under the same name."""
         inspections = await self._inspected(new)
@@ -145,6 +157,8 @@ class Reloader:
                 supervisor.apply(*before)
                 raise
             await change.settle()
+            for line in self._left_out():
+                log("warning", line, epoch=supervisor.epoch)
         except (NotAdmitted, FallbackRefused) as refused:
             raise ControlError(f"{what}: {refused}", "the running configuration stays") from None
         except ChangeRefused as refused:

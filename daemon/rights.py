@@ -52,5 +52,7 @@ def take_rights(cores: list[int], priority: int) -> Rights:
     rights.policy = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr"}.get(policy, str(policy))
     rights.priority = os.sched_getparam(0).sched_priority
     rights.affinity = sorted(os.sched_getaffinity(0))
+    if cores and set(rights.affinity) < set(cores):  # those that are not there the kernel leaves out in silence
+        rights.notes.append(f"of the cores {sorted(cores)} this process may use {rights.affinity} only")
     rights.mlocked = locked == 0
     return rights

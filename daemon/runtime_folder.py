@@ -24,6 +24,8 @@ LOCK_FILE: Final = "taktd.lock"
 EXECUTORS_FILE: Final = "executors.json"
 OPEN_TO_ALL: Final = 0o111  # umasks at bind; rights are judged by peer
 OPEN_TO_US: Final = 0o177
+RUNTIME_HINT: Final = "set TAKTD_RUNTIME_DIR to a folder that this user can write, or change the owner of that one"
+STATE_HINT: Final = "set TAKTD_STATE_DIR to a folder that this user can write, or change the owner of that one"
 SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path with its NUL
 
 Environment = Mapping[str, str]
@@ -94,20 +96,20 @@ def control_socket_path(environment: Environment) -> Path:
     return lane_socket_path(environment).with_name(CONTROL_SOCKET)
 
 
-def make_folder(folder: Path, mode: int) -> None:
+def make_folder(folder: Path, mode: int, hint: str = RUNTIME_HINT) -> None:
     """Create a folder, or check one that is there: nobody else may put or swap files in it."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise FolderRefused(f"{folder} can't be made: {reason}; set TAKTD_RUNTIME_DIR and TAKTD_STATE_DIR") from None
+        raise FolderRefused(f"{folder} can't be made: {reason}\n  to do: {hint}") from None
     if status.st_uid not in (os.geteuid(), 0):
-        raise FolderRefused(f"{folder} belongs to uid {status.st_uid}, not to us ({os.geteuid()}): use another folder")
+        raise FolderRefused(f"{folder} belongs to uid {status.st_uid}, not to us ({os.geteuid()})\n  to do: {hint}")
     if status.st_mode & stat.S_IWOTH:
         raise FolderRefused(f"{folder} can be written by everybody (mode {status.st_mode & 0o7777:04o}): chmod o-w it")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise FolderRefused(f"{folder} can't be written by uid {os.geteuid()}: change its owner or use another folder")
+        raise FolderRefused(f"{folder} can't be written by uid {os.geteuid()}\n  to do: {hint}")
     # mkdir is subject to the umask, and clients of other users must be able to reach the sockets.
     if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
         folder.chmod(mode)

@@ -113,7 +113,15 @@ class ServedDevice:
         """Admitted on measurements that hold for the machine as it is now, and served by its own executor."""
         schedule = self.schedule
         admitted = schedule is not None and schedule.certified
-        return admitted and not self._lost and not any(self.confirmed.values()) and self.role == PRIMARY
+        claimed = admitted and not self._lost and not any(self.confirmed.values())
+        return claimed and self.role == PRIMARY and not self._misplaced()
+
+    def _misplaced(self) -> str:
+        """Why its executor is not where the configuration wants it, "" where it is."""
+        asked, found = sorted(self.member.plan.device.cores), sorted(self.member.rights.get("affinity", ()))
+        if not asked or not found or asked == found:
+            return ""
+        return f"its executor runs on the cores {found}, not on {asked}: see devices.{self.name}.cores"
 
     def _runs(self, loop: str) -> tuple[int, int]:
         counters = statistics.read(self.lanes.stats_fd, self.lanes.stats_block("loop", loop))
@@ -153,6 +161,8 @@ class ServedDevice:
         refuted = [*(str(loss) for loss in self._lost), *(said for said in self.confirmed.values() if said)]
         if self.schedule.reason or refuted:
             return self.schedule.reason or "; ".join(refuted)
+        if misplaced := self._misplaced() if self.role == PRIMARY else "":
+            return misplaced
         if self.role == STAND_IN:
             return f"its loops are served by their stand-in {self.serving.home}" if self.serving else ""
         return "" if self.role else "nobody serves it"

@@ -142,7 +142,7 @@ class Supervisor:
         except OSError as error:
             raise StartRefused(f"{self.runtime} can't be locked: {error.strerror}") from None
         try:
-            runtime_folder.make_folder(self.state, 0o750)
+            runtime_folder.make_folder(self.state, 0o750, runtime_folder.STATE_HINT)
             forget_faults(self.state)
         except runtime_folder.FolderRefused as refused:
             log("warning", f"nothing is remembered over a restart: {refused}")

@@ -281,3 +281,15 @@ def test_a_recorder_of_another_run_goes_on_in_the_same_folder(tmp_path: Path) ->
         recorder.close()
     (tmp_path / "cpu0-00000001.taktrec").write_bytes(b"broken off")
     assert len(read_recording(collect(tmp_path, ["cpu0"]))) == 1
+
+
+def test_a_folder_that_can_t_be_used_costs_the_recording_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")  # root may read any folder; nobody can read this one
+    recorder = DeviceRecorder(folder, "c0", 1 << 20)
+    drive = Drive(7)
+    recorder.take(drive.journal.bytes40())
+    assert "can't be written" in recorder.trouble
+    assert recorder.needs_state
+    assert segments_of(folder, "c0") == []
+    recorder.close()
