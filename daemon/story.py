@@ -6,7 +6,7 @@ by `taktctl why`, `trace` and the plots. Keeps what it is asked for and no more:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ from taktd.daemon.job import EXPIRED, OK, Job
 from taktd.daemon.record import Recording
 from taktd.daemon.replay import Listener, Replayer, feed_all
 
-__all__ = ["Collector", "Incident", "Outcome", "collect_outcomes", "find_incident", "tell"]
+__all__ = ["Collector", "Incident", "Outcome", "collect_outcomes", "find_incident", "last_jobs", "tell"]
 
 BEFORE: Final = 12  # jobs kept from before the one in question
 AFTER: Final = 4
@@ -97,11 +97,17 @@ def collect_outcomes(recording: Recording, take: Callable[[Outcome], None]) -> N
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A job with what its device did before and after; names: of each lane, for the one to blame."""
+    """A job with what its device did before and after.
+
+    namesakes: earlier jobs of its name and number, since numbers begin again with each attach. end_ns: when the
+    recording's last job ended.
+    """
 
     job: Outcome
     before: tuple[Outcome, ...]
     after: tuple[Outcome, ...]
+    namesakes: int
+    end_ns: int
 
 
 class _Seeker:
@@ -113,24 +119,43 @@ class _Seeker:
         self.job: Outcome | None = None
         self.before: tuple[Outcome, ...] = ()
         self.after: list[Outcome] = []
+        self.end_ns = 0
+        self.seen: Counter[tuple[str, int]] = Counter()
 
     def take(self, outcome: Outcome) -> None:
+        self.end_ns = max(self.end_ns, outcome.ended_ns)
         recent = self.recent.setdefault(outcome.device, deque(maxlen=BEFORE))
         if self.job is not None and outcome.device == self.job.device and len(self.after) < AFTER:
             self.after.append(outcome)
         if self.wanted(outcome):
+            self.seen[outcome.name, outcome.sequence] += 1
             self.job, self.before, self.after = outcome, tuple(recent), []
         recent.append(outcome)
 
 
 def find_incident(recording: Recording, name: str | None = None, sequence: int | None = None) -> Incident | None:
-    """The job called so (its last run in the recording), or without a name the last missed deadline."""
+    """The latest job called so, or without a name the last missed deadline."""
     if name is None:
         seeker = _Seeker(lambda outcome: outcome.missed)
     else:
         seeker = _Seeker(lambda outcome: outcome.name == name and outcome.sequence == sequence)
     collect_outcomes(recording, seeker.take)
-    return None if seeker.job is None else Incident(seeker.job, seeker.before, tuple(seeker.after))
+    job = seeker.job
+    if job is None:
+        return None
+    namesakes = seeker.seen[job.name, job.sequence] - 1 if name is not None else 0
+    return Incident(job, seeker.before, tuple(seeker.after), namesakes, seeker.end_ns)
+
+
+def last_jobs(recording: Recording) -> dict[str, int]:
+    """Number of the last job that ended of each loop and model in the recording."""
+    found: dict[str, int] = {}
+
+    def take(outcome: Outcome) -> None:
+        found[outcome.name] = outcome.sequence
+
+    collect_outcomes(recording, take)
+    return found
 
 
 def tell(incident: Incident) -> str:

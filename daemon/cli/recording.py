@@ -7,26 +7,29 @@ of them.
 from __future__ import annotations
 
 import base64
+import difflib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
 from taktd.daemon.cause import NAMES
 from taktd.daemon.cli.endings import NO, NOTHING_THERE, UNUSABLE, die
 from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
-from taktd.daemon.durations import format_duration, parse_duration
+from taktd.daemon.durations import NS_PER_MS, NS_PER_S, format_duration, parse_duration
 from taktd.daemon.record import FILE_BYTES_MAX, Recording, RecordingRefused, read_recording, write_recording
 from taktd.daemon.replay import Difference
 from taktd.daemon.replay import replay as replay_recording
 from taktd.daemon.scheduler_state import StateMalformed
-from taktd.daemon.story import Incident, Outcome, find_incident, tell
+from taktd.daemon.story import Incident, Outcome, find_incident, last_jobs, tell
 
 __all__ = ["record", "replay", "trace", "why"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
+NAME_COLUMNS: Final = 16  # of 80: the rest of a longer name is left out
 file_path = click.Path(path_type=Path)
 T = TypeVar("T")
 
@@ -132,6 +135,8 @@ def _difference_json(difference: Difference) -> dict[str, Any]:
 def why(job: str | None, last_miss: bool, file: Path | None, as_json: bool) -> None:
     """Say why a job missed its deadline. JOB is NAME:SEQUENCE, a loop's (or model's) name and the job's number.
 
+    Numbers begin again whenever a client attaches: of several jobs with one number the latest is meant.
+
     Exit code 0: told; 2: unusable input; 3: no taktd, or the recording has no such job (or no miss).
     """
     if bool(job) is last_miss:
@@ -144,33 +149,71 @@ def why(job: str | None, last_miss: bool, file: Path | None, as_json: bool) -> N
     sequence = int(number) if job else None
     incident = _understood(lambda: find_incident(recording, name or None, sequence), as_json)
     if incident is None:
-        what = f"job {job}" if job else "missed deadline"
-        die(f"the recording has no {what}", "it keeps the last minutes only", code=NOTHING_THERE, as_json=as_json)
+        if not job:
+            hint = "it keeps the last minutes only"
+            die("the recording has no missed deadline", hint, code=NOTHING_THERE, as_json=as_json)
+        jobs = _understood(lambda: last_jobs(recording), as_json)
+        die(f"the recording has no job {job}", _nearest(name, jobs), code=NOTHING_THERE, as_json=as_json)
+    when = _when(incident, live=file is None)
     if as_json:
-        print(json.dumps({"text": tell(incident), "job": _outcome_json(incident.job),
+        print(json.dumps({"text": tell(incident), "when": when, "job": _outcome_json(incident.job),
+                          "namesakes": incident.namesakes,
                           "before": [_outcome_json(o) for o in incident.before],
                           "after": [_outcome_json(o) for o in incident.after]}))  # fmt: skip
     else:
-        _show(incident)
+        _show(incident, when)
+
+
+def _nearest(name: str, jobs: dict[str, int]) -> str:
+    """What the person may have meant. jobs: the last number of each name."""
+    if name in jobs:
+        return f"it keeps the last minutes only; the last job of {name} in it is {name}:{jobs[name]}"
+    if not jobs:
+        return "it keeps the last minutes only, and nothing ran"
+    close = difflib.get_close_matches(name, jobs, n=1)
+    if close:
+        return f"did you mean {close[0]}? Its last job in it is {close[0]}:{jobs[close[0]]}"
+    return f"it has jobs of {', '.join(sorted(jobs)[:20])}"
+
+
+def _when(incident: Incident, *, live: bool) -> str:
+    """Which job was meant, by its time: of day where the daemon runs on this machine now, else from the end."""
+    job = incident.job
+    if live:
+        ago_ns = time.monotonic_ns() - job.release_ns
+        clock = time.strftime("%H:%M:%S", time.localtime(time.time() - ago_ns / NS_PER_S))
+        said = f"{job.title} was released at {clock}, {ago_ns / NS_PER_S:.1f} s ago."
+    else:
+        before_ns = max(0, incident.end_ns - job.release_ns)
+        said = f"{job.title} was released {before_ns / NS_PER_S:.3f} s before the recording's end."
+    if incident.namesakes:
+        times = "once" if incident.namesakes == 1 else f"{incident.namesakes} times"
+        said += f" Its number was used {times} before, by clients that attached earlier: this is the latest."
+    return said
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {field: getattr(outcome, field) for field in outcome.__slots__} | {"cause": NAMES[outcome.cause]}
 
 
-def _show(incident: Incident) -> None:
+def _show(incident: Incident, when: str) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     job = incident.job
     console = Console(highlight=False)
     console.print(tell(incident), markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold", title=f"{job.device}, times from its nominal arrival")
-    for column in ("job", "released", "started", "ended", "deadline", ""):
-        table.add_column(column, justify="left" if column in ("job", "") else "right")
+    console.print(when, markup=False)
+    title = f"{job.device}, ms from its nominal arrival"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=NAME_COLUMNS)
+    for column in ("job", "released", "started", "ended", "deadline"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
     for other in (*incident.before, job, *incident.after):
         def since(t_ns: int) -> str:
-            return format_duration(t_ns - job.arrival_ns) if t_ns else "-"
+            return f"{(t_ns - job.arrival_ns) / NS_PER_MS:.3f}" if t_ns else "-"
 
         notes = [word for word, given in (
             ("best effort", not other.loop), ("early", other.early), ("overrun", other.overrun), ("late", other.late),
@@ -178,7 +221,7 @@ def _show(incident: Incident) -> None:
         ) if given]  # fmt: skip
         times = (since(other.release_ns), since(other.started_ns), since(other.ended_ns), since(other.deadline_ns))
         style = "bold red" if other is job and job.missed else "bold" if other is job else ""
-        table.add_row(other.title, *times, ", ".join(notes), style=style)
+        table.add_row(escape(other.name), str(other.sequence), *times, ", ".join(notes), style=style)
     console.print(table)
 
 

@@ -134,11 +134,40 @@ def test_why_shows_the_jobs_around(tmp_path: Path) -> None:
     shown = invoke("why", "--last-miss", "--file", file)
     assert shown.exit_code == 0
     assert "vision job 1" in shown.stdout
-    assert "walk job 4" in shown.stdout
+    assert "walk      4" in shown.stdout
     answer = json.loads(invoke("why", "walk:5", "--file", file, "--json").stdout)
     assert answer["job"]["cause"] == "overrun"
     assert answer["before"][-1]["name"] == "walk"
     assert answer["after"][0]["name"] == "vision"
+
+
+def test_why_fits_80_columns_and_is_in_milliseconds(tmp_path: Path) -> None:
+    shown = invoke("why", "--last-miss", "--file", saved(tmp_path, blocked_by_an_overrun())).stdout
+    table = shown[shown.index("ms from its nominal arrival") :].splitlines()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert any(line.split() == ["walk", "4", "-6.100", "-6.100", "-5.700", "-4.200"] for line in table), shown
+    assert any(line.startswith("vision") and line.rstrip().endswith("best effort, overrun") for line in table), shown
+
+
+def test_of_jobs_with_one_number_the_latest_is_told_and_when(tmp_path: Path) -> None:
+    run = quiet()
+    for k in range(2):  # two more clients, whose numbers begin again
+        run.sequence[WALK] = 0
+        run.submit(60_000 + 30_000 * k, WALK)
+        run.finish(60_400 + 30_000 * k)
+    file = saved(tmp_path, run)
+    answer = json.loads(invoke("why", "walk:1", "--file", file, "--json").stdout)
+    assert (answer["job"]["release_ns"], answer["namesakes"]) == (90 * MS, 2)
+    words = "was released 0.000 s before the recording's end. Its number was used 2 times before"
+    assert words in answer["when"]
+    assert "released 0.075 s before the recording's end.\n" in invoke("why", "walk:2", "--file", file).stdout
+
+
+def test_why_about_an_unknown_name_or_number_says_what_there_is(tmp_path: Path) -> None:
+    file = saved(tmp_path, quiet())
+    assert "did you mean walk? Its last job in it is walk:4" in invoke("why", "wlak:2", "--file", file).stderr
+    assert "it has jobs of walk" in invoke("why", "grasping:2", "--file", file).stderr
+    assert "the last job of walk in it is walk:4" in invoke("why", "walk:9", "--file", file).stderr
 
 
 def test_why_about_a_job_in_time_says_so(tmp_path: Path) -> None:
