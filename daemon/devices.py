@@ -8,6 +8,7 @@ in line, and a change that we want is asked for. The supervisor is on no path th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -73,6 +74,7 @@ class Devices(Mapping[str, ServedDevice]):
         self.members: set[Member] = set()  # all executors there are, those of a change too
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.switches: Counter[tuple[str, str]] = Counter()  # (loop, cause) → times it passed to another executor
         self._began_ns = _core.now()
         self.changing = False  # a change decides who serves what
         self._dying: set[Member] = set()  # succeeded for it, but not proven dead yet
@@ -233,6 +235,8 @@ class Devices(Mapping[str, ServedDevice]):
                 if before.broken:  # it gave up by the loop's rule, or its device is lost
                     cause, reason = "failed", before.broken
         device.took(member, cause, _core.now(), reason)
+        if cause != "start":
+            self.switches.update((loop, cause) for loop in device.served_loops())
         text = f"{device.name} is served by {member} ({device.role}): {cause}" + (f", {reason}" if reason else "")
         loud = device.role != PRIMARY or cause in ("died", "hung", "failed", "return")
         log(

@@ -41,7 +41,7 @@ class EventFeed:
                 for cause, count in raw["misses"].items():
                     self._count("miss", name, cause, count)
         self._show_lanes()
-        for (name, cause), count in s.switches.items():
+        for (name, cause), count in s.devices.switches.items():
             self._count("switch", name, cause, count)
 
     def _show_lanes(self) -> None:

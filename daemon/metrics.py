@@ -97,7 +97,7 @@ class Collector:
         switches = CounterMetricFamily(
             "taktd_switches", "Times a loop passed to another executor or back.", labels=["loop", "cause"]
         )
-        for (loop, cause), count in s.switches.items():
+        for (loop, cause), count in s.devices.switches.items():
             switches.add_metric([loop, cause], count)
         yield switches
 
@@ -117,7 +117,7 @@ class Collector:
         }
         restarts = CounterMetricFamily("taktd_executor_restarts", "Starts after the first.", labels=["device"])
         revoked = CounterMetricFamily(
-            "taktd_executor_certificates_revoked", "Times a precondition was lost.", labels=["device"]
+            "taktd_executor_certificates_revoked", "Times a proof was withdrawn.", labels=["device"]
         )
         busy = CounterMetricFamily("taktd_device_busy_seconds", "Time spent running jobs.", labels=["device"])
         lanes = GaugeMetricFamily("taktd_lanes", "Lanes there are.", labels=["device", "kind", "state"])

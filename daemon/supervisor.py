@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +89,6 @@ class Supervisor:
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
         self.http_door: HttpDoor | None = None
-        self.switches: Counter[tuple[str, str]] = Counter()  # (loop, cause): counted by whoever switches
         self.gateway = GatewayProcess(self) if wanted(configuration) else None
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)

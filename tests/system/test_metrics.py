@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -105,6 +107,16 @@ def test_names_follow_the_conventions(served: Running) -> None:
         assert not re.search(r"_(us|ns|ms|milliseconds|mb)$", family.name)
         if family.type == "counter":
             assert all(s.name.endswith("_total") for s in family.samples)
+
+
+def test_an_executor_that_takes_over_is_counted(served: Running) -> None:
+    key = ("taktd_switches_total", (("cause", "died"), ("loop", "walk")))
+    before = samples(served).get(key, 0)
+    os.kill(served.executor("cpu0")["pid"], signal.SIGKILL)
+    eventually(lambda: samples(served).get(key, 0) == before + 1)
+    revoked = ("taktd_executor_certificates_revoked_total", (("device", "cpu0"),))
+    assert samples(served)[revoked] >= 0
+    eventually(lambda: bool(samples(served)["taktd_ready", ()]))
 
 
 def test_health(served: Running) -> None:
