@@ -14,12 +14,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from taktd.daemon.control_client import AnswerNo, NobodyThere
 from taktd.ipc import Detached, TaktError
 from tests import models
 from tests.running import Running, eventually
@@ -72,6 +74,10 @@ class Reign(Running):
         self.process.wait()
 
     def again(self) -> Reign:
+        self._notify.setblocking(False)
+        with suppress(BlockingIOError):
+            while self._notify.recv(4096):
+                pass  # what the dead one had said
         self.start()
         self.await_ready()
         return self
@@ -309,3 +315,29 @@ def test_an_executor_that_does_not_answer_is_ended_and_replaced(reign: Any, fold
     with Client(running, "other") as client:
         client.goes_on()
     client.reconcile()
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_dies_in_the_middle_of_a_change_leaves_one_of_the_two(reign: Any, folder: Path) -> None:
+    print(f"TAKTD_SEED={SEED}")
+    chance = random.Random(SEED)
+    running = reign(yaml(folder).replace("probation: 0s", "probation: 2s", 1))
+
+    def reload() -> None:
+        with suppress(AnswerNo, NobodyThere):
+            running.ask("reload")
+
+    with Client(running) as client:
+        for number in range(4):
+            old, new = ("one.onnx", "two.onnx") if number % 2 == 0 else ("two.onnx", "one.onnx")
+            running.file.write_text(running.file.read_text().replace(old, new))
+            asking = threading.Thread(target=reload)
+            asking.start()
+            time.sleep(chance.uniform(0, 3))
+            running.kill_supervisor()
+            asking.join()
+            client.goes_on()
+            running.again()
+            client.goes_on()
+    client.reconcile()
+    assert running.stop() == 0
