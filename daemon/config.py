@@ -441,6 +441,11 @@ class Configuration(Section):
 
 def load(path: str | Path) -> Configuration:
     """Read and judge FILE and the conf.d folder beside it. Raises ConfigurationRefused with every error found."""
+    return load_with_places(path)[0]
+
+
+def load_with_places(path: str | Path) -> tuple[Configuration, Tree]:
+    """As load, with the file and line of every key."""
     file = Path(path)
     tree, errors = read_tree(file)
     for extra in _extra_files(file):
@@ -459,7 +464,7 @@ def load(path: str | Path) -> Configuration:
         raise ConfigurationRefused(errors) from None
     if errors:
         raise ConfigurationRefused(errors)
-    return _completed(configuration, tree)
+    return _completed(configuration, tree), tree
 
 
 def _extra_files(file: Path) -> list[Path]:

@@ -35,7 +35,11 @@ class CostsRefused(ValueError):
 
 
 class CostUnknown(ValueError):
-    """Loops for which neither a budget nor a cost file says what a job costs."""
+    """Loops, by name, for which neither a budget nor a cost file says what a job costs."""
+
+    def __init__(self, what: str, loops: tuple[str, ...] = ()) -> None:
+        super().__init__(what)
+        self.loops = loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,8 @@ def loop_costs(configuration: Configuration, costs: Costs) -> dict[str, LoopCost
                           for name in unknown)  # fmt: skip
         raise CostUnknown(
             f"no cost is known for {loops}: give each a `budget:`, or measured costs with --costs FILE "
-            "(`taktctl costs --json` prints them)"
+            "(`taktctl costs --json` prints them)",
+            tuple(unknown),
         )
     return {name: cost for name, cost in found.items() if cost is not None}
 

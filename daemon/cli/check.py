@@ -1,15 +1,17 @@
 """`taktctl check` and `taktctl costs`: would this configuration be admitted, and what engines were measured to cost.
 
 check needs no daemon. It reads the files it is given (and the model files they name, to tell whose costs they are),
-never stored measurements.
+never stored measurements. A model file that is not there is refused: taktd would not start with it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -17,10 +19,11 @@ from rich.table import Table
 
 from taktd.daemon.admission import InvalidLoop, Verdict, admit
 from taktd.daemon.certification import best_effort_rule
-from taktd.daemon.config import Configuration, ConfigurationRefused, load
+from taktd.daemon.config import Configuration, ConfigurationRefused, load_with_places
 from taktd.daemon.cost_file import CostsRefused, CostUnknown, loop_costs, read_costs
 from taktd.daemon.costs import loads_of
 from taktd.daemon.durations import format_duration, format_ppm
+from taktd.daemon.yamltree import ConfigError, Tree
 
 __all__ = ["check"]
 
@@ -36,13 +39,18 @@ def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> Non
     Exit code 0: admitted; 1: refused, with what would fit; 2: unusable input, such as a loop whose cost nobody knows.
     """
     try:
-        configuration = load(file)
+        configuration, places = load_with_places(file)
+        if missing := list(_missing_files(configuration, places)):
+            raise ConfigurationRefused(missing)
         costs = read_costs(costs_path, configuration) if costs_path else {}
         verdicts = judge(configuration, costs, wcrt)
     except ConfigurationRefused as refused:
         _unusable(as_json, str(refused), [error.as_json() for error in refused.errors])
-    except (CostsRefused, CostUnknown, InvalidLoop) as error:
+    except CostUnknown as unknown:
+        _valid_but_unknown(as_json, file, [_cost_missing(configuration, places, name) for name in unknown.loops])
+    except (CostsRefused, InvalidLoop) as error:
         _unusable(as_json, str(error), [{"what": str(error)}])
+    _warn_of_cores(configuration, places)
     admitted = all(verdict.admitted for verdict in verdicts.values())
     if as_json:
         devices = {name: verdict.as_json() for name, verdict in verdicts.items()}
@@ -64,7 +72,51 @@ def judge(configuration: Configuration, costs: Any, wcrt: bool) -> dict[str, Ver
     }  # fmt: skip
 
 
-def _unusable(as_json: bool, text: str, errors: list[dict[str, Any]]) -> None:
+def _missing_files(configuration: Configuration, places: Tree) -> Iterator[ConfigError]:
+    """Models whose file is not there. Versions are folders, and judged when one is activated."""
+    for name, model in configuration.models.items():
+        path, key = Path(model.path), ("models", name, "path")
+        if model.version is not None and not path.is_dir():
+            yield places.error(key, "is not a folder that is there", found=model.path, hint="a version needs one")
+        elif model.version is None and path.is_dir():
+            hint = "name the file in it, or write `version: latest` beside the path"
+            yield places.error(key, "is a folder", found=model.path, allowed="an ONNX file", hint=hint)
+        elif model.version is None and not path.exists():
+            hint = f"put the model there, or correct the path: it is relative to the folder of {places.mark(key)[0]}"
+            yield places.error(key, "does not exist", found=model.path, allowed="an ONNX file", hint=hint)
+
+
+def _cost_missing(configuration: Configuration, places: Tree, name: str) -> ConfigError:
+    loop = configuration.loops[name]
+    file, line = places.mark(("loops", name))
+    return ConfigError(
+        file, line, f"loops.{name}.budget", f"no cost is known for {name} (model {loop.model} on {loop.device})",
+        allowed="what a job of it may take, such as `budget: 2ms`",
+        hint="write that; or start taktd with this file (it measures), `taktctl costs --json > costs.json`, and "
+        "check again with --costs costs.json",
+    )  # fmt: skip
+
+
+def _valid_but_unknown(as_json: bool, file: Path, errors: list[ConfigError]) -> NoReturn:
+    if as_json:
+        print(json.dumps({"valid": True, "errors": [error.as_json() for error in errors]}))
+    print(f"taktctl check: {file} is valid, but nobody can say yet whether its loops meet their deadlines:",
+          *errors, sep="\n", file=sys.stderr)  # fmt: skip
+    raise SystemExit(2)
+
+
+def _warn_of_cores(configuration: Configuration, places: Tree) -> None:
+    there = os.sysconf("SC_NPROCESSORS_CONF")
+    for name, device in configuration.devices.items():
+        if absent := [core for core in device.cores if core >= there]:
+            what = f"names cores that this machine does not have: {', '.join(map(str, absent))}"
+            hint = "if it is meant for this machine: there taktd runs the device and does not certify it"
+            allowed = f"0 to {there - 1}"
+            warning = places.error(("devices", name, "cores"), what, allowed=allowed, hint=hint)
+            print(f"taktctl check: warning: {warning}", file=sys.stderr)
+
+
+def _unusable(as_json: bool, text: str, errors: list[dict[str, Any]]) -> NoReturn:
     if as_json:
         print(json.dumps({"errors": errors}))
     print(f"taktctl check: {text}", file=sys.stderr)

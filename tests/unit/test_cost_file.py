@@ -33,6 +33,7 @@ def document(**changes: Any) -> dict[str, Any]:
 def run(folder: Path, costs: Any = None, configuration: str = CONFIGURATION, *options: str) -> Result:
     file = folder / "taktd.yaml"
     file.write_text(configuration)
+    (folder / "go1.onnx").touch()
     arguments = [str(file), "--json", *options]
     if costs is not None:
         path = folder / "costs.json"
@@ -121,3 +122,26 @@ def test_a_missing_cost_file_or_configuration_is_unusable_input(tmp_path: Path) 
     file = str(tmp_path / "taktd.yaml")
     assert CliRunner().invoke(check, [file, "--costs", str(tmp_path / "none")]).exit_code == 2
     assert CliRunner().invoke(check, [str(tmp_path / "none.yaml"), "--json"]).exit_code == 2
+
+
+def test_a_valid_configuration_without_costs_is_told_from_a_wrong_one(tmp_path: Path) -> None:
+    ended = run(tmp_path)
+    answer = json.loads(ended.stdout)
+    assert answer["valid"] is True
+    assert (answer["errors"][0]["key"], answer["errors"][0]["line"]) == ("loops.walk.budget", 7)
+    assert "is valid, but" in ended.stderr
+
+
+@pytest.mark.parametrize(("path", "what"), [("gone.onnx", "does not exist"), (".", "is a folder")])
+def test_a_model_file_that_is_not_there_is_refused_with_its_place(tmp_path: Path, path: str, what: str) -> None:
+    ended = run(tmp_path, document(), CONFIGURATION.replace("go1.onnx", path))
+    assert ended.exit_code == 2
+    error = json.loads(ended.stdout)["errors"][0]
+    assert (error["what"], error["key"], error["line"]) == (what, "models.go1.path", 5)
+
+
+def test_cores_that_are_not_there_are_warned_about(tmp_path: Path) -> None:
+    ended = run(tmp_path, document(), CONFIGURATION.replace("best_effort: off", "best_effort: off, cores: [4095]"))
+    assert ended.exit_code == 0
+    assert "4095" in ended.stderr
+    assert json.loads(ended.stdout)["admitted"] is True
