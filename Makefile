@@ -19,11 +19,12 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-slow test-gpu-fakes test-rtx lint bench sanitize fuzz proto deb wheelhouse deb-test constraints clean
+.PHONY: help demo test test-long test-slow test-gpu-fakes test-rtx lint bench sanitize fuzz proto deb wheelhouse deb-test constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
 	@echo "make test       linters and tests, under 10 minutes"
+	@echo "make test-long  whole daemons, killed, flooded and swapped: some ten minutes"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make test-gpu-fakes  the GPU path with the real pycuda, compiled once (minutes), on a simulated driver"
 	@echo "make test-rtx   building engines with the real TensorRT-RTX (95 MB, downloaded once), on the CPU"
@@ -40,7 +41,10 @@ demo: $(VENV)/.core
 	@$(VENV)/bin/taktctl demo $(ARGS)
 
 test: $(VENV)/.core $(VENV)/.tests
-	@$(PY) -m pytest -q -m "not slow" $(ARGS)
+	@$(PY) -m pytest -q -m "not slow and not long" $(ARGS)
+
+test-long: $(VENV)/.core $(VENV)/.tests
+	@$(PY) -m pytest -q -m "long and not slow" $(ARGS)
 
 test-slow: $(VENV)/.core $(VENV)/.tests
 	@$(PY) -m pytest -q -m slow $(ARGS)

@@ -21,6 +21,20 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 Start = Callable[..., Running]
 
+# Whole daemons, killed, flooded and swapped, minutes of it: `make test-long`. `make test` has the rest.
+LONG_FOLDER = "fault"
+LONG_MODULES = {
+    "test_failover.py", "test_gpu.py", "test_grpc.py", "test_handover.py", "test_local_answer.py", "test_metrics.py",
+    "test_models_and_faults.py", "test_switching.py", "test_tcp_doors.py", "test_zmq.py",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes minutes, by where it is."""
+    for item in items:
+        if item.path.parent.name == LONG_FOLDER or item.path.name in LONG_MODULES:
+            item.add_marker("long")
+
 
 @pytest.fixture
 def taktd(tmp_path: Path) -> Iterator[Start]:

@@ -218,6 +218,14 @@ def test_an_executor_that_is_killed_is_replaced_and_clients_go_on(taktd: Start, 
         assert running.ask("status")["ready"]
 
 
+def alive(pid: int | None) -> bool:
+    """Nobody, or a process that runs. Between an answer and this look it may die: ask again."""
+    try:
+        return pid is None or psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_status_never_names_a_dead_pid(taktd: Start, yaml: str) -> None:
     running = taktd(yaml)
     for _ in range(3):
@@ -228,7 +236,7 @@ def test_status_never_names_a_dead_pid(taktd: Start, yaml: str) -> None:
             executor = running.executor()
             if executor["ready"] and executor["pid"] != pid:
                 break
-            assert executor["pid"] is None or psutil.Process(executor["pid"]).status() != psutil.STATUS_ZOMBIE
+            eventually(lambda: alive(running.executor()["pid"]), 5, "status names a dead pid")
             assert running.taktctl("status").returncode == 1 or running.executor()["ready"]
             assert time.monotonic() < until
     assert running.executor()["restarts"] == 3
