@@ -481,3 +481,11 @@ def test_percentiles_of_nothing_and_of_nonsense() -> None:
     for q in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="quantile"):
             ipc.percentile({"count": 0, "sum_ns": 0, "buckets": []}, q)
+
+
+def test_a_tensor_that_is_not_there_is_a_key_error_that_lists_those_that_are() -> None:
+    tensors = ipc.Tensors({"obs": np.zeros(3, np.float32)})
+    with pytest.raises(KeyError) as caught:
+        tensors["observation"] = [1, 2, 3]
+    assert str(caught.value) == "no tensor is called 'observation' here; there are 'obs'"
+    assert tensors.get("observation") is None
