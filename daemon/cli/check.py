@@ -40,8 +40,6 @@ def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> Non
     """
     try:
         configuration, places = load_with_places(file)
-        if missing := list(_missing_files(configuration, places)):
-            raise ConfigurationRefused(missing)
         costs = read_costs(costs_path, configuration) if costs_path else {}
         verdicts = judge(configuration, costs, wcrt)
     except ConfigurationRefused as refused:
@@ -50,6 +48,8 @@ def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> Non
         _valid_but_unknown(as_json, file, [_cost_missing(configuration, places, name) for name in unknown.loops])
     except (CostsRefused, InvalidLoop) as error:
         _unusable(as_json, str(error), [{"what": str(error)}])
+    for missing in _missing_files(configuration, places):
+        print(f"taktctl check: warning: {missing}", file=sys.stderr)
     _warn_of_cores(configuration, places)
     admitted = all(verdict.admitted for verdict in verdicts.values())
     if as_json:
@@ -73,7 +73,8 @@ def judge(configuration: Configuration, costs: Any, wcrt: bool) -> dict[str, Ver
 
 
 def _missing_files(configuration: Configuration, places: Tree) -> Iterator[ConfigError]:
-    """Models whose file is not there. Versions are folders, and judged when one is activated."""
+    """Models whose file is not there: a warning, since a plan may be judged before its models exist, and elsewhere than
+    where it runs. Versions are folders, and judged when one is activated."""
     for name, model in configuration.models.items():
         path, key = Path(model.path), ("models", name, "path")
         if model.version is not None and not path.is_dir():
