@@ -136,8 +136,10 @@ def test_a_valid_configuration_without_costs_is_told_from_a_wrong_one(tmp_path: 
 def test_a_model_file_that_is_not_there_is_warned_about_with_its_place(tmp_path: Path, path: str, what: str) -> None:
     ended = run(tmp_path, document(), CONFIGURATION.replace("go1.onnx", path))
     assert ended.exit_code == 0
-    error = json.loads(ended.stdout)["errors"][0]
-    assert (error["what"], error["key"], error["line"]) == (what, "models.go1.path", 5)
+    assert json.loads(ended.stdout)["admitted"] is True
+    assert what in ended.stderr
+    assert "models.go1.path" in ended.stderr
+    assert ":5" in ended.stderr
 
 
 def test_cores_that_are_not_there_are_warned_about(tmp_path: Path) -> None:
