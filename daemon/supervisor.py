@@ -27,13 +27,13 @@ from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.duty import real_time_share_ppm
 from taktd.daemon.events import LOOK_S, EventFeed
-from taktd.daemon.executor_process import Message, State
 from taktd.daemon.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.front_desk import FrontDesk
 from taktd.daemon.gateway_process import GatewayProcess, wanted
 from taktd.daemon.http_door import HttpDoor, state_page
 from taktd.daemon.inspection import Inspector, ModelRefused
+from taktd.daemon.kept_process import Message, State
 from taktd.daemon.lane_door import LaneDoor
 from taktd.daemon.lanes import Lane
 from taktd.daemon.limits import Charges

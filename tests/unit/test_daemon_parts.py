@@ -12,7 +12,7 @@ import pytest
 from taktd.daemon import reload, runtime_folder
 from taktd.daemon.child_process import child_environment
 from taktd.daemon.config import Allow, Limits, load
-from taktd.daemon.executor_process import TRANSITIONS, Event, State
+from taktd.daemon.kept_process import TRANSITIONS, Event, State
 from taktd.daemon.limits import Charges, LimitExceeded
 from taktd.daemon.notify import Notifier
 from taktd.daemon.peers import Peer, peer_of, rule_of
