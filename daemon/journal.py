@@ -14,6 +14,8 @@ IDENTIFIER: Final = "taktd"
 #: What an event is called in our code → its MESSAGE_ID for ever.
 MESSAGE_IDS: Final[dict[str, str]] = {
     "ready": "67da974ba7804842a4727ac7b90a90fd",
+    "stopping": "18b23a8e94164f9bb0426cb4408d3877",
+    "stopped": "72b13baa34ae4ede8c9bc8aed42c617e",
     "executor-died": "6dfc672162e74d2bae06287abbe73778",
     "precondition-lost": "7893c2a5ec634d55ab6648aff3f6b72e",
     "precondition-holds": "08cff3966eb5496abdf8b5d83e575be4",

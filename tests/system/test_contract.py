@@ -203,12 +203,16 @@ admission: {{on_refusal: uncertified}}
 def test_a_clocked_loop_answers_once_a_period_with_the_newest_input(taktd: Start, head: str) -> None:
     running = taktd(head + BEATS.format(on_stale="skip"))
     with running.connect() as node, node.attach("beat") as lane:
-        for number in range(3):
-            lane.inputs["x"][:] = number
-            lane.submit()
-        (reply,) = until(lane, 1, 20)
-        assert reply.ok
-        assert lane.outputs["y"].tolist() == [2] * 4
+        for _ in range(5):  # a beat may come between two of the three
+            for number in range(3):
+                lane.inputs["x"][:] = number
+                lane.submit()
+            (reply,) = until(lane, 1, 20)
+            assert reply.ok
+            if lane.outputs["y"].tolist() == [2] * 4:
+                break
+        else:
+            pytest.fail("five beats, and none took the newest of its three inputs")
         assert (reply.started_ns - 3 * MS) % (20 * MS) < 19 * MS
         starts = [reply.started_ns]
         for number in range(10, 15):

@@ -150,7 +150,7 @@ def test_measurements_of_another_device_or_other_options_have_another_name(tmp_p
         file = tmp_path / "t.yaml"
         file.write_text(f"devices: {{d: {{{device}}}}}\nmodels: {{m: {{path: m.onnx{model}}}}}\n")
         c = load(file)
-        return identity(c.devices["d"], c.models["m"], inspection)
+        return identity(c.devices["d"], c.models["m"], inspection, 0)
 
     keys = [
         key("driver: cpu"), key("driver: cpu, cores: [1]"), key("driver: sim"), key("driver: sim, cost: 2ms"),
