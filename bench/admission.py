@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from taktd.daemon.admission import AUTO, OFF, BestEffort, Verdict, admit
-from taktd.daemon.job import Task
+from taktd.daemon.schedule.job import Task
 
 MS = 1_000_000
 US = 1_000

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from taktd.daemon.job import EXPIRE, START, Job, Queue, Task
-from taktd.daemon.record import Record, Recorder, Recording, read_recording, sections_of, write_recording
-from taktd.daemon.replay import replay
+from taktd.daemon.recording.record import Record, Recorder, Recording, read_recording, sections_of, write_recording
+from taktd.daemon.recording.replay import replay
+from taktd.daemon.schedule.job import EXPIRE, START, Job, Queue, Task
 from taktd.daemon.scheduler import Scheduler
 
 MS = 1_000_000

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from taktd.daemon.job import START, WAIT, Queue, Task
+from taktd.daemon.schedule.job import START, WAIT, Queue, Task
 from taktd.daemon.scheduler import Scheduler
 
 MS = 1_000_000

@@ -45,12 +45,12 @@ def main() -> int:
     if others:
         parser.error(f"not understood: {' '.join(others)}; taktd --help lists what is")
     if arguments.version:
-        from taktd.daemon.status import daemon_version
+        from taktd.daemon.health.status import daemon_version
 
         print(f"taktd {daemon_version()}")
         return 0
     if arguments.settings:
-        from taktd.daemon.config import settings
+        from taktd.daemon.config.configuration import settings
 
         for setting in settings():
             default = f" (default {setting.default})" if setting.default not in ("", "required") else ""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any, Final, Literal
 
-from taktd.daemon.demand import Demand, Effort, Load, Undecided
-from taktd.daemon.durations import PPM, format_duration
-from taktd.daemon.response_time import worst_case_response_ns
+from taktd.daemon.config.durations import PPM, format_duration
+from taktd.daemon.schedule.demand import Demand, Effort, Load, Undecided
+from taktd.daemon.schedule.response_time import worst_case_response_ns
 
 __all__ = [
     "AUTO", "OFF", "BestEffort", "Collision", "InvalidLoop", "LoopVerdict", "OnRefusal", "Outcome", "Refusal",
@@ -399,9 +399,7 @@ def _explain(loads: Sequence[Load], dispatch_ns: int, share_ppm: int, scale: int
 # ---- verdicts ----
 
 
-def admit(
-    loads: Sequence[Load], best_effort: BestEffort = AUTO, *, wcrt: bool = False, scale: int = 1
-) -> Verdict:
+def admit(loads: Sequence[Load], best_effort: BestEffort = AUTO, *, wcrt: bool = False, scale: int = 1) -> Verdict:
     """Judge the loops of one device. scale divides the effort, where several devices are judged in one go.
 
     Raises InvalidLoop. With wcrt, response times are exact, or None where they are too far to find.
@@ -435,9 +433,7 @@ def _response_or_none(loads: Sequence[Load], index: int, dispatch_ns: int, effor
 
 
 def _loop_verdict(load: Load, wcrt_ns: int | None, margin_ns: int | None) -> LoopVerdict:
-    return LoopVerdict(
-        load.name, load.period_ns, load.deadline_ns, load.jitter_ns, load.cost_ns, wcrt_ns, margin_ns
-    )
+    return LoopVerdict(load.name, load.period_ns, load.deadline_ns, load.jitter_ns, load.cost_ns, wcrt_ns, margin_ns)
 
 
 @dataclass(frozen=True, slots=True)

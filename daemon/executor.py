@@ -18,19 +18,19 @@ import socket
 import sys
 from typing import Any, Final
 
-from taktd.daemon.awake import Awake
-from taktd.daemon.cause import NONE
-from taktd.daemon.duty import DutyLimiter, real_time_share_ppm
-from taktd.daemon.executor_grace import Estate, Grace, SupervisorLink
-from taktd.daemon.executor_lanes import DeviceBroken, LaneTable
-from taktd.daemon.executor_link import LinkClosed
-from taktd.daemon.executor_setup import freeze, prepare
-from taktd.daemon.job import EXPIRE, NEVER, START, Expire, Job, Wait
-from taktd.daemon.record import Recorder
-from taktd.daemon.rights import take_rights
+from taktd.daemon.execution.awake import Awake
+from taktd.daemon.execution.duty import DutyLimiter, real_time_share_ppm
+from taktd.daemon.execution.grace import Estate, Grace, SupervisorLink
+from taktd.daemon.execution.lane_table import DeviceBroken, LaneTable
+from taktd.daemon.execution.link import LinkClosed
+from taktd.daemon.execution.rights import take_rights
+from taktd.daemon.execution.served_lane import ServedLane
+from taktd.daemon.execution.setup import freeze, prepare
+from taktd.daemon.execution.watch_thread import start_watch
+from taktd.daemon.recording.record import Recorder
+from taktd.daemon.schedule.cause import NONE
+from taktd.daemon.schedule.job import EXPIRE, NEVER, START, Expire, Job, Wait
 from taktd.daemon.scheduler import Scheduler
-from taktd.daemon.served_lane import ServedLane
-from taktd.daemon.watch_thread import start_watch
 from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
 from taktd.ipc import _core
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import psutil
 
-from taktd.daemon.executor_link import ExecutorLink, LinkClosed
-from taktd.daemon.gateway_doors import DoorRefused, Doors
-from taktd.daemon.lane_backend import LaneBackend
+from taktd.daemon.execution.link import ExecutorLink, LinkClosed
+from taktd.daemon.front_doors.lane_backend import LaneBackend
+from taktd.daemon.front_doors.listeners import DoorRefused, Doors
+from taktd.daemon.health.loop_tap import LoopTap
 from taktd.daemon.limits import Charges
-from taktd.daemon.loop_tap import LoopTap
 from taktd.ipc.client import Lane, Node, connect
 from taktd.ipc.errors import TaktError
 from taktd.ipc.inference import Model, TensorSpec
@@ -39,7 +39,7 @@ EXIT_FAILED: Final = 3
 HUNG_UP: Final = (errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 
 if TYPE_CHECKING:
-    from taktd.daemon.config import Limits
+    from taktd.daemon.config.configuration import Limits
 
 Message = dict[str, Any]
 

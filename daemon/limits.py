@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from taktd.daemon.config import Limits
+    from taktd.daemon.config.configuration import Limits
 
 Kind = Literal["connections", "lanes", "lane_memory", "jobs", "job_memory"]
 KINDS: Final[tuple[Kind, ...]] = ("connections", "lanes", "lane_memory", "jobs", "job_memory")

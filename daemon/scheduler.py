@@ -26,13 +26,26 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
-from taktd.daemon.accounts import Accounts, Source, accounts_of
-from taktd.daemon.arrivals import Arrivals
-from taktd.daemon.best_effort import BestEffort, BestEffortLane
-from taktd.daemon.cause import cause_of_miss
-from taktd.daemon.expiry import Expiries
-from taktd.daemon.job import CANCELLED, EXPIRED, LONG_AGO, NEVER, OK, Action, Expire, Job, Queue, Start, Task, Wait
-from taktd.daemon.loop import Loop
+from taktd.daemon.health.accounts import Accounts, Source, accounts_of
+from taktd.daemon.schedule.arrivals import Arrivals
+from taktd.daemon.schedule.best_effort import BestEffort, BestEffortLane
+from taktd.daemon.schedule.cause import cause_of_miss
+from taktd.daemon.schedule.expiry import Expiries
+from taktd.daemon.schedule.job import (
+    CANCELLED,
+    EXPIRED,
+    LONG_AGO,
+    NEVER,
+    OK,
+    Action,
+    Expire,
+    Job,
+    Queue,
+    Start,
+    Task,
+    Wait,
+)
+from taktd.daemon.schedule.loop import Loop
 
 __all__ = ["Accounts", "Action", "Expire", "Job", "Queue", "Scheduler", "Start", "Task", "Wait"]
 

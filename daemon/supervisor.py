@@ -15,38 +15,40 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon import idle_latency, metrics, runtime_folder
-from taktd.daemon.activation import inherited_sockets
-from taktd.daemon.certification import Evidence, Judgement, NotAdmitted, judge
-from taktd.daemon.change import Judge
-from taktd.daemon.config import Configuration, ConfigurationRefused, Model, load
-from taktd.daemon.control_door import ControlDoor, ControlError, Operation
-from taktd.daemon.device_plan import FallbackRefused, Inspection, plans_of
-from taktd.daemon.devices import Devices
+from taktd.daemon import runtime_folder
+from taktd.daemon.certification.certification import Evidence, Judgement, NotAdmitted, judge
+from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, Model, load
+from taktd.daemon.config.reload import Reloader
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
-from taktd.daemon.duty import real_time_share_ppm
-from taktd.daemon.events import LOOK_S, EventFeed
-from taktd.daemon.fault_commands import FaultCommands, forget_faults
-from taktd.daemon.flight_recorder import DRAIN_S, FlightRecorder
-from taktd.daemon.front_desk import FrontDesk
-from taktd.daemon.gateway_process import GatewayProcess, wanted
-from taktd.daemon.http_door import HttpDoor, state_page
-from taktd.daemon.inspection import Inspector, ModelRefused
-from taktd.daemon.kept_process import Message, State
-from taktd.daemon.lane_door import LaneDoor
-from taktd.daemon.lanes import Lane
+from taktd.daemon.doors.activation import inherited_sockets
+from taktd.daemon.doors.control_door import ControlDoor, ControlError, Operation
+from taktd.daemon.doors.front_desk import FrontDesk
+from taktd.daemon.doors.http_door import HttpDoor, state_page
+from taktd.daemon.doors.lane_door import LaneDoor
+from taktd.daemon.doors.peers import own_uid
+from taktd.daemon.execution.duty import real_time_share_ppm
+from taktd.daemon.handover.change import Judge
+from taktd.daemon.handover.takeover import Takeover
+from taktd.daemon.health import metrics
+from taktd.daemon.health.events import LOOK_S, EventFeed
+from taktd.daemon.health.status import StatusBook
 from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
-from taktd.daemon.member import Member, Schedule, TooMuch
-from taktd.daemon.model_commands import ModelCommands
+from taktd.daemon.models.commands import ModelCommands
+from taktd.daemon.models.inspection import Inspector, ModelRefused
+from taktd.daemon.models.store import StoreError, resolved
 from taktd.daemon.notify import Notifier
-from taktd.daemon.peers import own_uid
-from taktd.daemon.reload import Reloader
-from taktd.daemon.served_device import STAND_IN
-from taktd.daemon.status import StatusBook
-from taktd.daemon.store import StoreError, resolved
-from taktd.daemon.takeover import Takeover
+from taktd.daemon.recording.flight_recorder import DRAIN_S, FlightRecorder
+from taktd.daemon.supervision import idle_latency
+from taktd.daemon.supervision.device_plan import FallbackRefused, Inspection, plans_of
+from taktd.daemon.supervision.devices import Devices
+from taktd.daemon.supervision.fault_commands import FaultCommands, forget_faults
+from taktd.daemon.supervision.gateway_process import GatewayProcess, wanted
+from taktd.daemon.supervision.kept_process import Message, State
+from taktd.daemon.supervision.lanes import Lane
+from taktd.daemon.supervision.member import Member, Schedule, TooMuch
+from taktd.daemon.supervision.served_device import STAND_IN
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
 EXIT_FAILED: Final = 1
@@ -290,8 +292,7 @@ class Supervisor:
 
         def judge_members(members: Mapping[str, Member]) -> dict[str, Judgement]:
             evidence = {
-                name: Evidence(m.measured, m.dispatch_ns, m.rights, m.measured_real_time)
-                for name, m in members.items()
+                name: Evidence(m.measured, m.dispatch_ns, m.rights, m.measured_real_time) for name, m in members.items()
             }
             return judge(configuration, evidence, real_time_share_ppm())
 

@@ -295,7 +295,7 @@ class Server:
         """Completions say this epoch from now on: a configuration was applied that changes nothing here."""
 
     def keep_record(self, on: bool) -> None:
-        """From now on poll() writes each job that it hands out into the journal, as daemon/record.py describes them.
+        """From now on poll() writes each job that it hands out into the journal: daemon/recording/record.py.
 
         Those with flag 0x2000 it does not: the order among them and what came with them is the caller's to keep.
         """

@@ -36,7 +36,7 @@ def heading(page: str, section: int, name: str, purpose: str) -> str:
 
 
 def configuration() -> Iterator[str]:
-    from taktd.daemon.config import settings
+    from taktd.daemon.config.configuration import settings
 
     yield heading("TAKTD.YAML", 5, "taktd.yaml", "configuration of taktd")
     yield ".SH SYNOPSIS\n/etc/taktd/taktd.yaml\n.br\n/etc/taktd/conf.d/*.yaml\n.SH DESCRIPTION\n"

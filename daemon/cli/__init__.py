@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from taktd.daemon.status import daemon_version
+        from taktd.daemon.health.status import daemon_version
 
         click.echo(f"taktctl {daemon_version()}")
         ctx.exit()

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from taktd.daemon.admission import InvalidLoop, Verdict, admit
-from taktd.daemon.certification import best_effort_rule
-from taktd.daemon.config import Configuration, ConfigurationRefused, load_with_places
-from taktd.daemon.cost_file import CostsRefused, CostUnknown, loop_costs, read_costs
-from taktd.daemon.costs import loads_of
-from taktd.daemon.durations import format_duration, format_ppm
-from taktd.daemon.yamltree import ConfigError, Tree
+from taktd.daemon.certification.certification import best_effort_rule
+from taktd.daemon.certification.cost_file import CostsRefused, CostUnknown, loop_costs, read_costs
+from taktd.daemon.certification.costs import loads_of
+from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, load_with_places
+from taktd.daemon.config.durations import format_duration, format_ppm
+from taktd.daemon.config.yamltree import ConfigError, Tree
 
 __all__ = ["check"]
 

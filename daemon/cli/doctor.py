@@ -75,7 +75,7 @@ def _ask_daemon() -> dict[str, Any] | None:
 
 def _subject(tree: Tree, path: Path | None, status: dict[str, Any] | None) -> tuple[Subject, Finding | None]:
     """What the configuration asks for; with a finding where it can't be used (absent by default is no problem)."""
-    from taktd.daemon.config import ConfigurationRefused, load
+    from taktd.daemon.config.configuration import ConfigurationRefused, load
 
     processes, cores = None, frozenset[int]()
     file = path if path is not None else tree.locate(DEFAULT_CONFIGURATION)

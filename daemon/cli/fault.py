@@ -9,8 +9,8 @@ import click
 
 from taktd.daemon.cli.endings import NO, NOTHING_THERE, UNUSABLE, die
 from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
-from taktd.daemon.control_door import ControlError
-from taktd.daemon.fault_commands import FORMS, parse_fault
+from taktd.daemon.doors.control_door import ControlError
+from taktd.daemon.supervision.fault_commands import FORMS, parse_fault
 
 __all__ = ["fault"]
 

@@ -16,15 +16,15 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from taktd.daemon.cause import NAMES
 from taktd.daemon.cli.endings import NO, NOTHING_THERE, UNUSABLE, die
+from taktd.daemon.config.durations import NS_PER_MS, NS_PER_S, format_duration, parse_duration
 from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
-from taktd.daemon.durations import NS_PER_MS, NS_PER_S, format_duration, parse_duration
-from taktd.daemon.record import FILE_BYTES_MAX, Recording, RecordingRefused, read_recording, write_recording
-from taktd.daemon.replay import Difference
-from taktd.daemon.replay import replay as replay_recording
-from taktd.daemon.scheduler_state import StateMalformed
-from taktd.daemon.story import Incident, Outcome, find_incident, last_jobs, tell
+from taktd.daemon.recording.record import FILE_BYTES_MAX, Recording, RecordingRefused, read_recording, write_recording
+from taktd.daemon.recording.replay import Difference
+from taktd.daemon.recording.replay import replay as replay_recording
+from taktd.daemon.recording.story import Incident, Outcome, find_incident, last_jobs, tell
+from taktd.daemon.schedule.cause import NAMES
+from taktd.daemon.schedule.state import StateMalformed
 
 __all__ = ["record", "replay", "trace", "why"]
 
@@ -212,6 +212,7 @@ def _show(incident: Incident, when: str) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for other in (*incident.before, job, *incident.after):
+
         def since(t_ns: int) -> str:
             return f"{(t_ns - job.arrival_ns) / NS_PER_MS:.3f}" if t_ns else "-"
 
@@ -261,7 +262,7 @@ def trace(file: Path | None, output: Path | None, plot: Path | None, last: str, 
 
 
 def _write_trace(recording: Recording, path: Path, as_json: bool) -> int:
-    from taktd.daemon.timeline import write_trace
+    from taktd.daemon.recording.timeline import write_trace
 
     try:
         with path.open("w", encoding="utf-8") as stream:
@@ -271,7 +272,7 @@ def _write_trace(recording: Recording, path: Path, as_json: bool) -> int:
 
 
 def _plot(recording: Recording, path: Path, span_ns: int, as_json: bool) -> int:
-    from taktd.daemon.plots import last_outcomes, save_gantt
+    from taktd.daemon.recording.plots import last_outcomes, save_gantt
 
     outcomes = last_outcomes(recording, span_ns)
     try:

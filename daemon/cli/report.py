@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from taktd.daemon.cli.endings import FINE, NO, NOTHING_THERE, die
+from taktd.daemon.config.durations import format_duration
 from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
-from taktd.daemon.durations import format_duration
 
 PIPE_COLUMNS: Final = 200
 

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from taktd.daemon.admission import InvalidLoop
+from taktd.daemon.certification.cost_file import CostsRefused, CostUnknown, read_costs
 from taktd.daemon.cli.endings import UNUSABLE, die
-from taktd.daemon.config import ConfigurationRefused, load
-from taktd.daemon.cost_file import CostsRefused, CostUnknown, read_costs
-from taktd.daemon.job import EXPIRED, OK, Job
-from taktd.daemon.simulation import rehearse
-from taktd.daemon.workload import workloads
+from taktd.daemon.config.configuration import ConfigurationRefused, load
+from taktd.daemon.schedule.job import EXPIRED, OK, Job
+from taktd.daemon.schedule.simulation import rehearse
+from taktd.daemon.schedule.workload import workloads
 
 if TYPE_CHECKING:
-    from taktd.daemon.story import Outcome
+    from taktd.daemon.recording.story import Outcome
 
 __all__ = ["simulate"]
 
@@ -88,7 +88,7 @@ class _Picture:
         self.left = -1  # jobs still to be taken after a miss; -1: none missed yet
 
     def add(self, job: Job, status: int) -> None:
-        from taktd.daemon.story import ANSWERED, EXPIRED_UNRUN, LEFT, RAN, Outcome
+        from taktd.daemon.recording.story import ANSWERED, EXPIRED_UNRUN, LEFT, RAN, Outcome
 
         if self.left == 0:
             return
@@ -107,7 +107,7 @@ class _Picture:
 
 
 def _plot(outcomes: list[Outcome], path: Path, as_json: bool) -> None:
-    from taktd.daemon.plots import save_gantt
+    from taktd.daemon.recording.plots import save_gantt
 
     try:
         save_gantt(outcomes, path, "simulated")

@@ -35,9 +35,7 @@ State = tuple[Value, Value, Value, Value]
 """Cart position (m), cart velocity (m/s), angle (rad), angular velocity (rad/s)."""
 
 
-def accelerations(
-    speed: Value, spin: Value, sin: Value, cos: Value, force: Value, push: Value
-) -> tuple[Value, Value]:
+def accelerations(speed: Value, spin: Value, sin: Value, cos: Value, force: Value, push: Value) -> tuple[Value, Value]:
     """Of the cart (m/s²) and of the angle (rad/s²), under a force on the cart and a push on the bob (both N)."""
     free = GRAVITY_M_S2 * sin + push * cos / BOB_KG - PIVOT_FRICTION_N_M_S * spin / (BOB_KG * ROD_M)
     pull = force - CART_FRICTION_N_S_M * speed + push + BOB_KG * ROD_M * spin * spin * sin

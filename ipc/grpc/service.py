@@ -40,7 +40,6 @@ _UNSUPPORTED: Final = {
 }
 
 
-
 class InferenceService:
     """One listener's methods: everything is done for its principal."""
 

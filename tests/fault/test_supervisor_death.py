@@ -216,9 +216,7 @@ def test_who_has_no_successor_ends_after_the_grace_and_tells_its_clients(reign: 
     client.reconcile()
 
 
-def test_a_client_that_wants_its_lane_back_has_it_again_after_all_executors_were_gone(
-    reign: Any, folder: Path
-) -> None:
+def test_a_client_that_wants_its_lane_back_has_it_again_after_all_executors_were_gone(reign: Any, folder: Path) -> None:
     running = reign(yaml(folder, grace="0s"))
     with Client(running, reattach=True) as client:
         running.kill_supervisor()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taktd.daemon.admission import OFF, BestEffort, admit, feasible, first_failing, longest_dispatch_ns
-from taktd.daemon.demand import Demand, Effort
-from taktd.daemon.response_time import worst_case_response_ns
+from taktd.daemon.schedule.demand import Demand, Effort
+from taktd.daemon.schedule.response_time import worst_case_response_ns
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,7 @@ def brute_first_failing(loops: Sequence[Loop], dispatch: int, limit: int) -> int
     """The condition of the issue, at every t that is an instant, straight from its words."""
     for t in range(1, limit + 1):
         instants = [(t - e.deadline_ns + e.jitter_ns) for e in loops]
-        if not any(
-            ahead >= 0 and ahead % e.period_ns == 0 for e, ahead in zip(loops, instants, strict=True)
-        ):
+        if not any(ahead >= 0 and ahead % e.period_ns == 0 for e, ahead in zip(loops, instants, strict=True)):
             continue
         demand = sum(
             (ahead // e.period_ns + 1) * e.cost_ns for e, ahead in zip(loops, instants, strict=True) if ahead >= 0

@@ -18,9 +18,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from taktd.daemon import lane_protocol
-from taktd.daemon.control_door import ControlDoor, ControlError
-from taktd.daemon.peers import Peer
+from taktd.daemon.doors import lane_protocol
+from taktd.daemon.doors.control_door import ControlDoor, ControlError
+from taktd.daemon.doors.peers import Peer
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import messages
 from taktd.ipc.inference import Model, Refusal, TensorSpec, fit, wanted_outputs

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taktd.daemon.best_effort import LEAD_NS
-from taktd.daemon.job import EXPIRE, NEVER, START, Queue, Task
+from taktd.daemon.schedule.best_effort import LEAD_NS
+from taktd.daemon.schedule.job import EXPIRE, NEVER, START, Queue, Task
 from taktd.daemon.scheduler import Scheduler
 
 START_NS = 1_000_000

@@ -294,8 +294,12 @@ def test_a_reload_keeps_clients_whose_lane_stays_the_same(
 
 def test_loops_models_and_devices_come_and_go(taktd: Start, folder: Path) -> None:
     running = taktd(yaml(folder))
-    more = yaml(folder).replace("models:\n", "  cpu2: {driver: cpu}\nmodels:\n").replace(
-        "admission:", "  third: {model: id, device: cpu2, period: 50ms, budget: 2ms, probation: 0s}\nadmission:"
+    more = (
+        yaml(folder)
+        .replace("models:\n", "  cpu2: {driver: cpu}\nmodels:\n")
+        .replace(
+            "admission:", "  third: {model: id, device: cpu2, period: 50ms, budget: 2ms, probation: 0s}\nadmission:"
+        )
     )
     with Walking(running) as walking:
         first = running.executor("cpu0")["pid"]

@@ -17,8 +17,8 @@ from taktd.daemon.admission import (
     never_fits_ns,
     utilization_ppm,
 )
-from taktd.daemon.demand import Demand, Effort, Undecided
-from taktd.daemon.job import FIRM, HARD, SOFT, Task
+from taktd.daemon.schedule.demand import Demand, Effort, Undecided
+from taktd.daemon.schedule.job import FIRM, HARD, SOFT, Task
 
 MS = 1_000_000
 

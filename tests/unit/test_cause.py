@@ -1,7 +1,7 @@
 """Each missed deadline gets one cause of the closed set, and who it was."""
 
-from taktd.daemon import cause
-from taktd.daemon.job import Queue, Task
+from taktd.daemon.schedule import cause
+from taktd.daemon.schedule.job import Queue, Task
 from taktd.daemon.scheduler import Scheduler
 
 MS = 1_000_000

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from taktd.daemon.certification import Evidence, NotAdmitted, judge
-from taktd.daemon.config import Configuration, load
-from taktd.daemon.device_plan import FallbackRefused, lane_signature, plans_of
-from taktd.daemon.devices import RETURN_PAUSE_NS_MAX, return_pause_ns
-from taktd.daemon.probation import Count, worse
+from taktd.daemon.certification.certification import Evidence, NotAdmitted, judge
+from taktd.daemon.config.configuration import Configuration, load
+from taktd.daemon.handover.probation import Count, worse
+from taktd.daemon.supervision.device_plan import FallbackRefused, lane_signature, plans_of
+from taktd.daemon.supervision.devices import RETURN_PAUSE_NS_MAX, return_pause_ns
 
 SECOND_NS = 1_000_000_000
 YAML = """\

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon.config import ConfigError, Configuration, ConfigurationRefused, load, settings
-from taktd.daemon.yamltree import FILE_BYTES_MAX
+from taktd.daemon.config.configuration import ConfigError, Configuration, ConfigurationRefused, load, settings
+from taktd.daemon.config.yamltree import FILE_BYTES_MAX
 
 GOOD = """\
 node: {name: cell-07}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon.config import ConfigError, Configuration, ConfigurationRefused, load
+from taktd.daemon.config.configuration import ConfigError, Configuration, ConfigurationRefused, load
 
 BASE = """\
 devices: {cpu0: {driver: cpu}, cpu1: {driver: cpu}, sim0: {driver: sim, DEVICE}}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon.config import Configuration, ConfigurationRefused, load
-from taktd.daemon.config_front_doors import is_loopback
+from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, load
+from taktd.daemon.config.front_doors import is_loopback
 
 BASE = "devices: {cpu0: {driver: cpu}}\n"
 

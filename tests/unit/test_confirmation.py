@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taktd.daemon.confirmation import OVERRUNS_MIN, RUNS, confirm
-from taktd.daemon.watch_thread import watch_cores
+from taktd.daemon.certification.confirmation import OVERRUNS_MIN, RUNS, confirm
+from taktd.daemon.execution.watch_thread import watch_cores
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from taktd.daemon.certification.cost_file import cost_document
 from taktd.daemon.cli.check import check
-from taktd.daemon.cost_file import cost_document
 from taktd.engines.model_file import content_digest
 
 CONFIGURATION = """

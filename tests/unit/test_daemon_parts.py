@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon import reload, runtime_folder
-from taktd.daemon.child_process import child_environment
-from taktd.daemon.config import Allow, Limits, load
-from taktd.daemon.kept_process import TRANSITIONS, Event, State
+from taktd.daemon import runtime_folder
+from taktd.daemon.config import reload
+from taktd.daemon.config.configuration import Allow, Limits, load
+from taktd.daemon.doors.peers import Peer, peer_of, rule_of
 from taktd.daemon.limits import Charges, LimitExceeded
 from taktd.daemon.notify import Notifier
-from taktd.daemon.peers import Peer, peer_of, rule_of
+from taktd.daemon.supervision.child_process import child_environment
+from taktd.daemon.supervision.kept_process import TRANSITIONS, Event, State
 
 # ---- limits ----
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from taktd.daemon import durations as d
+from taktd.daemon.config import durations as d
 
 
 @pytest.mark.parametrize(

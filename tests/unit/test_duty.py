@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taktd.daemon.duty import BURST_NS, DutyLimiter, real_time_share_ppm
+from taktd.daemon.execution.duty import BURST_NS, DutyLimiter, real_time_share_ppm
 
 SHARE = 950_000
 

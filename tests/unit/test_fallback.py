@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from taktd.daemon.config import Configuration, load
-from taktd.daemon.cost_file import loop_costs
-from taktd.daemon.fallback import constant_problem, fallback_problems, local_answer, tensor_difference
+from taktd.daemon.certification.cost_file import loop_costs
+from taktd.daemon.config.configuration import Configuration, load
+from taktd.daemon.supervision.fallback import constant_problem, fallback_problems, local_answer, tensor_difference
 
 
 def tensor(name: str, dims: list[int], dtype: int = 1, dtype_name: str = "FP32") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from taktd.daemon.gpu_events import FATAL_XIDS, XidEvent, XidWatch
+from taktd.daemon.supervision.gpu_events import FATAL_XIDS, XidEvent, XidWatch
 from tests.fakes.nvml import NVMLError
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon import idle_latency, journal
+from taktd.daemon import journal
 from taktd.daemon.doctor.gpu import GpuReadings
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.tree import Tree
 from taktd.daemon.doctor.watch import MachineWatch
+from taktd.daemon.supervision import idle_latency
 
 ROOT = Path(__file__).parents[2]
 GOOD = ROOT / "tests" / "fixtures" / "sysroots" / "good"

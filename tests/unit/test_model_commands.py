@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from taktd.daemon.config import Configuration, Model, load
-from taktd.daemon.control_door import ControlError
-from taktd.daemon.fault_commands import FaultCommands, fault_file, forget_faults, parse_fault
-from taktd.daemon.inspection import Inspector
-from taktd.daemon.model_commands import ModelCommands, store_of
-from taktd.daemon.store import resolved
+from taktd.daemon.config.configuration import Configuration, Model, load
+from taktd.daemon.doors.control_door import ControlError
+from taktd.daemon.models.commands import ModelCommands, store_of
+from taktd.daemon.models.inspection import Inspector
+from taktd.daemon.models.store import resolved
+from taktd.daemon.supervision.fault_commands import FaultCommands, fault_file, forget_faults, parse_fault
 from taktd.drivers.sim import UNTIL_CLEARED, FaultFile, SimFault, SimFaultKind
 from tests import models
 from tests.fakes.failing_calls import failing, fails

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon.config import load, settings
+from taktd.daemon.config.configuration import load, settings
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon import predecessor
-from taktd.daemon.config import Configuration, load
-from taktd.daemon.config_keeping import NotKept, keep, restore
+from taktd.daemon.config.configuration import Configuration, load
+from taktd.daemon.config.keeping import NotKept, keep, restore
+from taktd.daemon.handover import predecessor
 from taktd.daemon.runtime_folder import EXECUTORS_FILE
 
 YAML = """\

@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from taktd.daemon import record as rec
-from taktd.daemon.job import EXPIRE, START, Queue, Task
-from taktd.daemon.record import Recorder, RecordingRefused, Section, read_recording, sections_of, write_recording
-from taktd.daemon.recorder_file import JOURNAL_RECORD, DeviceRecorder, collect, segments_of
-from taktd.daemon.replay import replay
+from taktd.daemon.recording import record as rec
+from taktd.daemon.recording.record import (
+    Recorder,
+    RecordingRefused,
+    Section,
+    read_recording,
+    sections_of,
+    write_recording,
+)
+from taktd.daemon.recording.recorder_file import JOURNAL_RECORD, DeviceRecorder, collect, segments_of
+from taktd.daemon.recording.replay import replay
+from taktd.daemon.schedule.job import EXPIRE, START, Queue, Task
+from taktd.daemon.schedule.state import StateMalformed, decode_state, encode_state
 from taktd.daemon.scheduler import Scheduler
-from taktd.daemon.scheduler_state import StateMalformed, decode_state, encode_state
 
 MS = 1_000_000
 
@@ -149,7 +156,8 @@ def test_replay_decides_the_same_in_another_process(recording: list[Section], tm
     file = tmp_path / "run.taktrec"
     file.write_bytes(as_file(recording))
     code = (
-        "import sys; from taktd.daemon.record import read_recording; from taktd.daemon.replay import replay;"
+        "import sys; from taktd.daemon.recording.record import read_recording;"
+        "from taktd.daemon.recording.replay import replay;"
         "d = replay(read_recording(open(sys.argv[1], 'rb').read())); print(d.decisions, d.difference)"
     )
     out = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)

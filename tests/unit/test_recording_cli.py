@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from taktd.daemon.cli.recording import record, replay, trace, why
-from taktd.daemon.job import NEVER, START, WAIT, Queue, Task
-from taktd.daemon.record import RECORD, Record, Recorder, Recording, sections_of, write_recording
+from taktd.daemon.recording.record import RECORD, Record, Recorder, Recording, sections_of, write_recording
+from taktd.daemon.recording.story import Incident, find_incident, tell
+from taktd.daemon.schedule.job import NEVER, START, WAIT, Queue, Task
 from taktd.daemon.scheduler import Scheduler
-from taktd.daemon.story import Incident, find_incident, tell
 
 US = 1_000
 MS = 1_000_000

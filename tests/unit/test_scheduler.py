@@ -2,7 +2,7 @@
 
 import pytest
 
-from taktd.daemon.job import EXPIRE, EXPIRED, HARD, NEVER, SOFT, START, WAIT, Queue, Task
+from taktd.daemon.schedule.job import EXPIRE, EXPIRED, HARD, NEVER, SOFT, START, WAIT, Queue, Task
 from taktd.daemon.scheduler import Scheduler
 
 US = 1_000

@@ -2,9 +2,9 @@
 
 import pytest
 
-from taktd.daemon import cause
-from taktd.daemon.job import CANCELLED, EXPIRE, EXPIRED, OK, START, WAIT, Queue, Task
-from taktd.daemon.loop import first_beat
+from taktd.daemon.schedule import cause
+from taktd.daemon.schedule.job import CANCELLED, EXPIRE, EXPIRED, OK, START, WAIT, Queue, Task
+from taktd.daemon.schedule.loop import first_beat
 from taktd.daemon.scheduler import Scheduler
 
 MS = 1_000_000

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taktd.daemon.config import Model, load
+from taktd.daemon.certification.measurements import MeasurementStore, identity
+from taktd.daemon.config.configuration import Model, load
 from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
-from taktd.daemon.inspection import Inspector
-from taktd.daemon.measurements import MeasurementStore, identity
+from taktd.daemon.models.inspection import Inspector
 from tests import models
 from tests.fakes.failing_calls import counted, failing, fails, killed_at
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taktd.daemon.config import load
-from taktd.daemon.store import ModelStore, StoreError, resolved, version_of
+from taktd.daemon.config.configuration import load
+from taktd.daemon.models.store import ModelStore, StoreError, resolved, version_of
 from tests.fakes.failing_calls import counted, failing, fails, killed_at
 
 DISK_ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)

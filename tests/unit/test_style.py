@@ -114,9 +114,7 @@ def test_the_client_package_needs_numpy_only() -> None:
 @pytest.mark.parametrize("path", EVERYTHING, ids=name)
 def test_no_language_native_serialisation_and_nothing_evaluated(path: Path) -> None:
     wrong = [
-        f"line {line}: imports {module}"
-        for line, module in imports(path)
-        if module.split(".")[0] in FORBIDDEN_MODULES
+        f"line {line}: imports {module}" for line, module in imports(path) if module.split(".")[0] in FORBIDDEN_MODULES
     ]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):

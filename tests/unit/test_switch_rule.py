@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taktd.daemon.switch_rule import SwitchRule, switch_rule
+from taktd.daemon.execution.switch_rule import SwitchRule, switch_rule
 from taktd.engines.engine import EngineSpec, Tensor
 from taktd.engines.errors import EngineFailure, FailureKind
 from taktd.engines.proof import proof

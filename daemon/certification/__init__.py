@@ -1,0 +1,1 @@
+"""From measured times to what each device may promise, and whether it holds."""

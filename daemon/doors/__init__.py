@@ -1,0 +1,1 @@
+"""The supervisor's sockets: who may come in, what is said there."""

@@ -1,0 +1,154 @@
+"""What an executor does once, before it serves: rights, engines, warm-up, verification, measurement.
+
+Everything slow is here. When it is over nothing is loaded or imported any more, garbage collection is off and what
+exists is frozen out of its sight.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from taktd.daemon.execution.dispatch_cost import dispatch_cost_ns
+from taktd.daemon.execution.rights import Rights, take_rights
+from taktd.engines.engine import BuiltEngine, EngineSpec, WarmEngine
+from taktd.engines.errors import ModelRefused
+from taktd.engines.factory import computes_the_model, engine_opener
+from taktd.engines.finite import guarded
+from taktd.engines.inspect import specs_from_json
+from taktd.engines.measure import CostJson, measure
+from taktd.engines.proof import proof
+from taktd.engines.verify import Expectation, Rules, expect, verify
+from taktd.ipc import _core
+
+__all__ = ["Prepared", "freeze", "prepare"]
+
+MEASURE_CAP_NS: Final = 2_000_000_000  # an engine and batch size
+
+
+@dataclass(slots=True)
+class Prepared:
+    rights: Rights
+    engines: dict[str, WarmEngine]
+    measured: dict[str, dict[int, CostJson]]  # model → batch size → cost; only what was measured now
+    dispatch_ns: int
+    verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
+    notes: list[str] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)  # messages for the supervisor, sent outside the path
+
+    def flagged(self, text: str) -> None:
+        """An output that its model only flags had NaN in it."""
+        self.told.append({"op": "log", "level": "warning", "message_id": "not-finite", "text": text, "fields": {}})
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "rights": self.rights.as_json(),
+            "measured": self.measured,
+            "dispatch_ns": self.dispatch_ns,
+            "rss_bytes": _resident_bytes(),
+            "records": True,
+            "verified": self.verified,
+            "notes": self.notes,
+        }
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def prepare(plan: dict[str, Any]) -> Prepared:
+    """Loads, warms, verifies and (where the plan has no stored measurement) measures every model of the plan, under the
+    rights it will run with. Raises ``ModelRefused`` or ``EngineFailure``."""
+    models = {model["name"]: model for model in plan["models"]}
+    specs = {name: _spec(model) for name, model in models.items()}
+    # The reference has threads and memory of its own: both are gone before there are real-time rights to inherit.
+    expected = {
+        name: expect(specs[name], Rules(**model["verify"]))
+        for name, model in models.items()
+        if "verify" in model and computes_the_model(plan["driver"])
+    }
+    # The engines' own threads and arenas are made under the affinity they keep.
+    room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
+    rights = take_rights(room["cores"], room["priority"])
+    prepared = Prepared(rights, {}, {}, 0)
+    open_engine = engine_opener(plan["driver"], alone=not plan.get("prepare"))
+    for name, model in models.items():
+        prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
+    prepared.measured = {
+        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS), model["pause_ns"])
+        for name, model in models.items()
+        if not model.get("measured")
+    }
+    for name, model in models.items() if plan.get("prove") else ():
+        # Its process died: the loops are with a stand-in, and come back only to an engine that works.
+        for _ in proof(prepared.engines[name], plan["prove"], _slowest_ns(model), _core.now):
+            time.sleep(0)
+    prepared.dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns()
+    return prepared
+
+
+def freeze() -> None:
+    """From here on the executor creates no garbage cycles; what exists is kept out of the collector's sight."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _spec(model: dict[str, Any]) -> EngineSpec:
+    inspection = model["inspection"]
+    return EngineSpec(
+        model["name"],
+        model["path"],
+        specs_from_json(inspection["inputs"]),
+        specs_from_json(inspection["outputs"]),
+        model.get("max_batch", 1),
+        inspection.get("digest", ""),
+    )
+
+
+def _load(
+    model: dict[str, Any], spec: EngineSpec, open_engine: Callable[[EngineSpec], BuiltEngine],
+    expected: Expectation | None, prepared: Prepared,
+) -> WarmEngine:  # fmt: skip
+    policies = model.get("non_finite", {})
+    outputs = [tensor.name for tensor in spec.outputs]
+    for name in policies:
+        if name not in outputs:
+            raise ModelRefused(
+                f"model {spec.model!r} has no output {name!r} to forbid NaN in",
+                found=name, allowed=", ".join(outputs), hint=f"Correct models.{spec.model}.non_finite.",
+            )  # fmt: skip
+    engine = open_engine(spec).warm()
+    if expected is not None and expected.note:
+        prepared.notes.append(expected.note)
+    elif expected is not None:
+        prepared.verified[spec.model] = verify(engine, expected, policies)
+    return guarded(engine, policies, prepared.flagged)
+
+
+def _slowest_ns(model: dict[str, Any]) -> int:
+    """What a run of the model took at most when it was measured here; 0: it has just been measured."""
+    return int(model["measured"]["1"]["max_ns"]) if model.get("measured") else 0
+
+
+def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int) -> dict[int, CostJson]:
+    costs: dict[int, CostJson] = {}
+    for size in range(1, engine.spec.max_batch + 1):
+        batch = engine.batch(size)
+        found = measure(
+            batch.run_bound,
+            cap_ns=cap_ns,
+            clock=_core.now,
+            pause=lambda ns: time.sleep(ns / 1e9),
+            switches=_core.switched_out,
+            # Loops are never batched: larger batches are best effort's, which has no pauses when it matters.
+            pause_ns=pause_ns if size == 1 else 0,
+        )
+        costs[size] = found.as_json()
+    return costs

@@ -1,0 +1,1 @@
+"""What the gateway consists of: its listeners, and lanes shared by many requests."""

@@ -1,0 +1,225 @@
+"""What the front doors ask for, done through lanes: models, inference, counts, within the limits. Part of the gateway.
+
+Implements taktd.ipc.inference.Backend. Every request is charged to its principal from arrival to answer. The statistics
+pages are read, no executor is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from taktd.daemon.front_doors.lane_pool import Job, LanePool
+from taktd.daemon.limits import Charges, LimitExceeded, Who
+from taktd.daemon.logbook import log
+from taktd.ipc import _core
+from taktd.ipc.client import Lane
+from taktd.ipc.inference import (
+    Answer,
+    Duration,
+    Model,
+    ModelCounts,
+    Outcome,
+    Principal,
+    Refusal,
+    Request,
+    Rights,
+    fit,
+    wanted_outputs,
+)
+
+T = TypeVar("T")
+Block = tuple[int, int]  # descriptor of a statistics page, block
+
+NOT_LOADABLE = (
+    "models are not loaded and unloaded over gRPC here: name them in the configuration, which admits them together "
+    "with the loops, and run taktctl reload"
+)
+
+
+class LaneBackend:
+    """The gateway's models and everything that runs on them."""
+
+    def __init__(
+        self, node: str, version: str, charges: Charges, lanes_max: int, attach: Callable[[str], Awaitable[Lane]]
+    ) -> None:
+        self.node, self.version = node, version
+        self.charges = charges
+        self._lanes_max, self._attach = lanes_max, attach
+        self._models: dict[str, Model] = {}
+        self._allowed: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+        self._blocks: dict[str, Block] = {}
+        self._pools: dict[str, LanePool] = {}
+        self._ready = False
+        self.refused: dict[str, int] = {}  # by status and code
+        self.answered = 0
+        self._complained: set[tuple[str, str]] = set()
+
+    # ---- what the supervisor says ----
+
+    def add(self, model: Model, block: Block, uids: Sequence[int], gids: Sequence[int]) -> None:
+        """uids, gids: who may use it where the peer is known; its `allow:`."""
+        self._allowed[model.name] = (frozenset(uids), frozenset(gids))
+        self._models[model.name] = model
+        self._blocks[model.name] = block
+
+    def set_state(self, ready: bool, reasons: Mapping[str, str]) -> None:
+        """reasons: models that can't be reached now, and why."""
+        self._ready = ready
+        for name, model in self._models.items():
+            reason = reasons.get(name, "")
+            if model.reason != reason:
+                self._models[name] = replace(model, ready=not reason, reason=reason)
+
+    def allows(self, model: str, uid: int, groups: frozenset[int]) -> bool:
+        """Whether a user may use a model; root and the daemon's own user always may."""
+        uids, gids = self._allowed.get(model, (frozenset(), frozenset()))
+        return uid in (0, os.geteuid()) or uid in uids or not gids.isdisjoint(groups)
+
+    # ---- Backend ----
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def models(self) -> Sequence[Model]:
+        return list(self._models.values())
+
+    def model(self, name: str, version: str) -> Model:
+        model = self._models.get(name)
+        if model is None:
+            close = difflib.get_close_matches(name[:64], list(self._models), n=1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"there are: {', '.join(list(self._models)[:20]) or 'none'}"
+            )
+            raise Refusal(Outcome.UNKNOWN, f"no model is called {name[:64]!r}: {hint}")
+        if version and version != model.version:
+            text = f"model {name} has no version {version[:32]!r}: version {model.version} is served"
+            raise Refusal(Outcome.UNKNOWN, text)
+        return model
+
+    def counts(self, name: str) -> Sequence[ModelCounts]:
+        return [self._counts(n) for n in self._models if not name or n == name]
+
+    def _counts(self, name: str) -> ModelCounts:
+        raw: dict[str, Any] = dict(_core.stats_read(*self._blocks[name]))
+        failed = sum(raw[s] for s in ("expired", "refused", "invalid", "failed", "lost", "cancelled", "detached"))
+        queue, run, total = raw["queue_us"], raw["run_us"], raw["total_us"]
+        return ModelCounts(
+            name, self._models[name].version, raw["ok"], Duration(raw["ok"], total["sum_ns"]), Duration(failed, 0),
+            Duration(queue["count"], queue["sum_ns"]), Duration(run["count"], run["sum_ns"]),
+        )  # fmt: skip
+
+    async def infer(self, request: Request, principal: Principal, encode: Callable[[Answer], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: T | Refusal) -> None:
+            if future.done():
+                return  # cancelled
+            if isinstance(result, Refusal):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        handle = self.start(request, principal, encode, done)
+        if future.done():
+            return future.result()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+
+    def start(
+        self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
+    ) -> Job:
+        try:
+            return self._start(request, principal, encode, done)
+        except Refusal as refusal:
+            self._count(refusal)
+            raise
+
+    def _count(self, refusal: Refusal) -> None:
+        key = f"{refusal.outcome.status} {refusal.outcome.code}"
+        self.refused[key] = self.refused.get(key, 0) + 1
+
+    def _start(
+        self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
+    ) -> Job:
+        model = self.model(request.model, request.version)
+        if not (principal.rights.include(Rights.INFER) and principal.admits(model.name)):
+            raise Refusal(
+                Outcome.DENIED,
+                f"{principal.name} may not use model {model.name}: allowed are those under "
+                f"models.{model.name}.allow in the configuration",
+            )
+        inputs, wanted = fit(request, model), wanted_outputs(request, model)
+        if request.deadline_ns and request.deadline_ns <= _core.now():
+            raise Refusal(Outcome.EXPIRED, f"{model.name}: the deadline had passed when the request was read")
+        size = sum(t.data.nbytes if isinstance(t.data, memoryview) else len(t.data) for t in inputs)
+        who = principal.charged
+        self._charge(who, size)
+
+        def end(result: T | Refusal) -> None:
+            self.charges.release("jobs", who)
+            self.charges.release("job_memory", who, size)
+            if isinstance(result, Refusal):
+                self._count(result)
+            else:
+                self.answered += 1
+            done(result)
+
+        pool = self._pools.get(model.name)
+        if pool is None:
+            pool = self._pools[model.name] = LanePool(model, self._attach, self._lanes_max, self)
+        job = Job(request, inputs, wanted, encode, end, pool)
+        pool.start(job, alone=self.charges.held("jobs") == 1)
+        return job
+
+    def _charge(self, who: Who, size: int) -> None:
+        try:
+            self.charges.charge("jobs", who)
+            try:
+                self.charges.charge("job_memory", who, size)
+            except LimitExceeded:
+                self.charges.release("jobs", who)
+                raise
+        except LimitExceeded as exceeded:
+            raise Refusal(Outcome.FULL, str(exceeded)) from None
+
+    async def load(self, name: str) -> None:
+        raise Refusal(Outcome.UNSUPPORTED, NOT_LOADABLE)
+
+    async def unload(self, name: str) -> None:
+        raise Refusal(Outcome.UNSUPPORTED, NOT_LOADABLE)
+
+    # ---- Watch ----
+
+    def lane_lost(self, model: str, error: str) -> None:
+        log("info", f"gateway: a lane of {model} ended: {error}", model=model)
+
+    def attach_failed(self, model: str, error: str) -> None:
+        if (model, error) not in self._complained and len(self._complained) < 1000:
+            self._complained.add((model, error))
+            log("warning", f"gateway: no (further) lane of {model}: {error}", model=model)
+
+    # ---- itself ----
+
+    def counters(self) -> dict[str, Any]:
+        """For the supervisor's metrics."""
+        pools = self._pools.values()
+        return {
+            "answered": self.answered, "refused": dict(self.refused),
+            "jobs": self.charges.held("jobs"), "job_memory": self.charges.held("job_memory"),
+            "waiting": sum(len(p.waiting) for p in pools), "lanes": sum(len(p.lanes) for p in pools),
+        }  # fmt: skip
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()

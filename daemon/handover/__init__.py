@@ -1,0 +1,1 @@
+"""One executor, or one supervisor, going on where another one stopped."""

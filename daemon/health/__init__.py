@@ -1,0 +1,1 @@
+"""What operators see: status, statistics, metrics, events."""

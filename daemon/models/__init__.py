@@ -1,0 +1,1 @@
+"""Models on disk: versions, inspection, and the commands that change them."""

@@ -1,0 +1,1 @@
+"""What schedulers saw and decided: kept, replayed, told in words, drawn."""

@@ -1,0 +1,1 @@
+"""Devices, their executors and their lanes, and the gateway: started, told what to serve, watched."""
