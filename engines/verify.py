@@ -18,47 +18,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from taktd.engines.difference import TOLERANCES, Rules, Values, difference
 from taktd.engines.engine import BoundRun, EngineSpec, Tensor, WarmEngine
 from taktd.engines.errors import EngineFailure, ModelRefused
 from taktd.engines.finite import FORBID, Policy, all_finite
 from taktd.engines.memory import Bytes, private_bytes, values_at
 from taktd.engines.onnx_cpu import WarmOnnxCpuEngine
 from taktd.engines.onnx_session import open_reference_session
-from taktd.engines.tensors import DType, TensorSpec
+from taktd.engines.tensors import TensorSpec
 
-__all__ = ["RANDOM_SAMPLES", "TOLERANCES", "Expectation", "Rules", "expect", "verify"]
+__all__ = ["RANDOM_SAMPLES", "TOLERANCES", "Bench", "Expectation", "Rules", "Sample", "expect", "verify"]
 
 RANDOM_SAMPLES: Final = 4
 SAMPLES_MAX: Final = 1000
 SAMPLES_BYTES_MAX: Final = 1 << 30
 
-# dtype → (rtol, atol): sums in another order, and for the narrow types a rounding per layer. Others: bit for bit.
-TOLERANCES: Final[dict[str, tuple[float, float]]] = {
-    "FP64": (1e-7, 1e-9),
-    "COMPLEX128": (1e-7, 1e-9),
-    "FP32": (1e-3, 1e-5),
-    "COMPLEX64": (1e-3, 1e-5),
-    "FP16": (2e-2, 2e-3),
-    "BF16": (5e-2, 1e-2),
-}
-
-Values = npt.NDArray[Any]
 Sample = list[Values]  # one array per tensor, raw where numpy lacks the type
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How to compare. ``samples``: an .npz file; None: random inputs. Tolerances None: by type."""
-
-    samples: str | None = None
-    rtol: float | None = None
-    atol: float | None = None
-
-    def tolerance(self, dtype: DType) -> tuple[float, float]:
-        rtol, atol = TOLERANCES.get(dtype.name, (0.0, 0.0))
-        return (rtol if self.rtol is None else self.rtol, atol if self.atol is None else self.atol)
 
 
 @dataclass(slots=True)
@@ -72,7 +48,7 @@ class Expectation:
     note: str = ""
 
 
-class _Bench:
+class Bench:
     """An engine bound to private memory, run on sample after sample."""
 
     def __init__(self, spec: EngineSpec, bind: Callable[[list[Tensor], list[Tensor]], BoundRun]) -> None:
@@ -110,7 +86,7 @@ def expect(spec: EngineSpec, rules: Rules) -> Expectation:
         expectation.inputs = [[golden[t.name][i] for t in spec.inputs] for i in range(count)]
     else:
         expectation.inputs = [_random(spec, seed) for seed in range(RANDOM_SAMPLES)]
-    bench = _Bench(spec, WarmOnnxCpuEngine(spec, open_reference_session(spec.path)).bind)
+    bench = Bench(spec, WarmOnnxCpuEngine(spec, open_reference_session(spec.path)).bind)
     try:
         for place, sample in enumerate(expectation.inputs):
             found = bench.run(sample)
@@ -135,7 +111,7 @@ def verify(engine: WarmEngine, expectation: Expectation, policies: Mapping[str, 
     """``{"samples", "source", "worst": {output: largest difference}}``. Raises ``ModelRefused``, ``EngineFailure``."""
     spec = engine.spec
     worst = {t.name: 0.0 for t in spec.outputs}
-    bench = _Bench(spec, engine.bind)
+    bench = Bench(spec, engine.bind)
     try:
         for place, (sample, expected) in enumerate(zip(expectation.inputs, expectation.outputs, strict=True)):
             for tensor, found, wanted in zip(spec.outputs, bench.run(sample), expected, strict=True):
@@ -158,47 +134,19 @@ def _demand_finite(spec: EngineSpec, tensor: TensorSpec, found: Values, place: i
         )  # fmt: skip
 
 
-def _numbers(values: Values, dtype: DType) -> Values:
-    """As numbers that can be subtracted without wrapping; types that can't be compared by tolerance as integers."""
-    if dtype.name == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if dtype.name.startswith("COMPLEX"):
-        return values.astype(np.complex128)
-    if dtype.name in TOLERANCES:
-        return values.astype(np.float64)
-    return values
-
-
 def _compare(spec: EngineSpec, tensor: TensorSpec, found: Values, wanted: Values, place: int, rules: Rules) -> float:
     """The largest difference. Raises ``ModelRefused`` with the worst element."""
-    ours, theirs = _numbers(found, tensor.dtype), _numbers(wanted, tensor.dtype)
-    if ours.size == 0:
-        return 0.0
-    rtol, atol = rules.tolerance(tensor.dtype)
-    exact = ours.dtype.kind not in "fc"
-    if exact and rtol == 0 and atol == 0:
-        excess = (ours != theirs).astype(np.float64)
-        difference = excess
-    else:
-        if exact:
-            ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-        with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.where(same, 0.0, np.abs(ours - theirs))
-            excess = difference - np.where(same, 0.0, atol + rtol * np.abs(theirs))
-        # NaN on one side only, or an infinity against a number: as far off as can be.
-        difference = np.where(np.isnan(difference), np.inf, difference)
-        excess = np.where(np.isnan(excess), np.inf, excess)
-    at = np.unravel_index(int(np.argmax(excess)), excess.shape)
-    if excess[at] > 0:
+    apart = difference(tensor.dtype, found, wanted, rules)
+    if apart.beyond and apart.at is not None:
+        rtol, atol = rules.tolerance(tensor.dtype)
         raise ModelRefused(
             f"the engine of model {spec.model!r} does not compute what the model says",
-            found=f"{ours[at]!s} in {tensor.name}[{', '.join(str(int(i)) for i in at)}] of sample {place}, "
-            f"expected {theirs[at]!s}, {difference[at]:.3g} apart",
+            found=f"{apart.found!s} in {tensor.name}[{', '.join(str(i) for i in apart.at)}] of sample {place}, "
+            f"expected {apart.expected!s}, {apart.by:.3g} apart",
             allowed=f"{atol:g} + {rtol:g} x |expected|",
             hint="A wrong plan or precision; widen models.<name>.verify rtol and atol only if you know why.",
         )
-    return float(difference.max())
+    return apart.absolute
 
 
 # ---- samples ----
