@@ -19,6 +19,7 @@ from taktd.daemon import runtime_folder
 from taktd.daemon.certification.certification import Evidence, Judgement, NotAdmitted, judge
 from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, Model, load
 from taktd.daemon.config.reload import Reloader
+from taktd.daemon.doctor.gpu import GpuReader
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.doors.activation import inherited_sockets
@@ -94,8 +95,8 @@ class Supervisor:
         self.gateway = GatewayProcess(self) if wanted(configuration) else None
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)
-        cores = {device.name: frozenset(device.cores) for device in configuration.devices.values()}
-        self.watch = MachineWatch(cores, self._ground_moved)
+        self.watch = MachineWatch({}, self._ground_moved, read_gpus=GpuReader())
+        self._follow_machine()
         self.announced = False  # READY=1 was sent
         self.stopping = False
         self._failure: asyncio.Future[None] | None = None  # set to an exception when the start can't succeed
@@ -312,6 +313,11 @@ class Supervisor:
             log("notice", f"measurements on {device} hold again", event="precondition-holds", device=device)
         self._changed.set()
 
+    def _follow_machine(self) -> None:
+        devices = self.configuration.devices.values()
+        gpus = {device.name: device.gpu.device for device in devices if device.gpu is not None}
+        self.watch.follow({device.name: frozenset(device.cores) for device in devices}, gpus)
+
     def _confirm_costs(self) -> None:
         for device in self.devices.values():
             device.confirm_costs()
@@ -409,7 +415,7 @@ class Supervisor:
         if self.recorder is not None:
             self.recorder.resize(configuration.recording.size_bytes)
         self.desk.rules_changed()
-        self.watch.follow({device.name: frozenset(device.cores) for device in configuration.devices.values()})
+        self._follow_machine()
         self.watch.certify()
         self._changed.set()
         if self.announced:

@@ -7,9 +7,11 @@ second, never from an executor.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -54,6 +56,13 @@ class GpuReading:
     power_state: int | None
     processes: tuple[int, ...]
     compute_mode: int | None = None
+    uuid: str = ""
+    pci: str = ""  # 0000:01:00.0
+
+    def is_called(self, name: str) -> bool:
+        """Whether a configuration's name for a GPU (UUID, PCI address or index) means this one."""
+        asked = name.lower()
+        return asked in (self.uuid.lower(), str(self.index)) or (":" in asked and _pci(asked) == self.pci)
 
     @property
     def throttled_by(self) -> tuple[str, ...]:
@@ -86,17 +95,62 @@ def read_gpus(nvml: Any) -> GpuReadings:
     except nvml.NVMLError as error:
         return GpuReadings(error=int(getattr(error, "value", -1)), problem=str(error))
     try:
+        return _read_all(nvml)
+    finally:
+        _close(nvml)
+
+
+class GpuReader:
+    """Asks NVML again and again, and keeps it open meanwhile: opening it costs the driver more than the questions."""
+
+    def __init__(self, find: Callable[[], Any | None] = find_nvml) -> None:
+        """find: the module as for read_gpus, None where there is none; called at the first question."""
+        self._find = find
+        self._nvml: Any = None
+        self._open = False
+
+    def __call__(self) -> GpuReadings:
+        """As read_gpus. After an error NVML is opened anew: the driver may have been exchanged."""
+        if self._nvml is None and (found := self._find()) is None:
+            return GpuReadings(error=-1, problem="nvidia-ml-py is not installed")
+        self._nvml = self._nvml or found
+        if not self._open:
+            try:
+                self._nvml.nvmlInit()
+            except self._nvml.NVMLError as error:
+                return GpuReadings(error=int(getattr(error, "value", -1)), problem=str(error))
+            self._open = True
+        readings = _read_all(self._nvml)
+        if readings.problem:
+            self.close()
+        return readings
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            _close(self._nvml)
+
+
+def _read_all(nvml: Any) -> GpuReadings:
+    try:
         driver = _text(nvml.nvmlSystemGetDriverVersion())
-        gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        return GpuReadings(driver=driver, gpus=gpus)
+        gpus = [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        return GpuReadings(driver=driver, gpus=tuple(gpu for gpu in gpus if gpu is not None))
     except nvml.NVMLError as error:
         return GpuReadings(error=int(getattr(error, "value", -1)), problem=str(error))
-    finally:
+
+
+def _close(nvml: Any) -> None:
+    with contextlib.suppress(nvml.NVMLError):  # the driver is gone, and what there was to close with it
         nvml.nvmlShutdown()
 
 
-def _read_gpu(nvml: Any, index: int) -> GpuReading:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _read_gpu(nvml: Any, index: int) -> GpuReading | None:
+    """None for a card that is counted but doesn't answer any more; the others do."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError:
+        return None
 
     def ask(name: str, *arguments: Any) -> Any:
         try:
@@ -118,7 +172,15 @@ def _read_gpu(nvml: Any, index: int) -> GpuReading:
         power_state=ask("nvmlDeviceGetPerformanceState"),
         processes=tuple(sorted(users)),
         compute_mode=ask("nvmlDeviceGetComputeMode"),
+        uuid=_text(ask("nvmlDeviceGetUUID") or ""),
+        pci=_pci(_text(getattr(ask("nvmlDeviceGetPciInfo"), "busId", "") or "")),
     )
+
+
+def _pci(address: str) -> str:
+    """One way to write an address: NVML's domain has eight digits, everybody else's four."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if rest.count(":") == 1 else address.lower()
 
 
 def _text(value: object) -> str:
@@ -297,14 +359,16 @@ def _clocks(gpu: GpuReading) -> Finding:
     return Finding(check, "ok", f"{evidence}, not slowed", why)
 
 
+def other_users(tree: Tree, gpu: GpuReading) -> list[tuple[int, str]]:
+    """Processes on the GPU that are not taktd's, with their command lines, "" where those can't be seen."""
+    commands = [(pid, (tree.text(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()) for pid in gpu.processes]
+    return [(pid, command) for pid, command in commands if "taktd" not in command]
+
+
 def _users(tree: Tree, gpu: GpuReading) -> Finding:
     why = "two programs' kernels on one GPU have no worst case: nothing else may run beside an admitted loop"
     check = f"gpu{gpu.index}-users"
-    others = []
-    for pid in gpu.processes:
-        command = (tree.text(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
-        if "taktd" not in command:
-            others.append(f"{pid} ({command[:40] or 'unknown'})")
+    others = [f"{pid} ({command[:40] or 'unknown'})" for pid, command in other_users(tree, gpu)]
     if others:
         return Finding(
             check,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from taktd.daemon.doctor.gpu import GpuReadings
+from taktd.daemon.doctor.gpu import GpuReading, GpuReadings, other_users
 from taktd.daemon.doctor.kernel import CPU
 from taktd.daemon.doctor.tree import Tree, Unreadable, parse_cores
 
@@ -34,6 +34,7 @@ class GpuState:
     persistence: bool | None
     clock_mhz: int | None
     throttled_by: tuple[str, ...]
+    others: frozenset[int] = frozenset()  # processes on it that are not taktd's
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,13 @@ class Lost:
         return f"{self.name} of {self.subject}: was {self.was}, now {self.found}; to mend: {self.mend}"
 
 
-def capture(tree: Tree, cores: frozenset[int], readings: GpuReadings | None = None) -> Preconditions:
-    """The state of the machine now, for executors on these cores. A forbidden file counts as one that isn't there."""
+def capture(
+    tree: Tree, cores: frozenset[int], readings: GpuReadings | None = None, gpu: str | None = None
+) -> Preconditions:
+    """The state of the machine now, for executors on these cores. A forbidden file counts as one that isn't there.
+
+    gpu: which one of the readings counts, as the configuration calls it; None: all of them, "": none.
+    """
     online = parse_cores(_text(tree, f"{CPU}/online")) or cores
     return Preconditions(
         cores=tuple(_core(tree, core, core in online) for core in sorted(cores)),
@@ -68,8 +74,9 @@ def capture(tree: Tree, cores: frozenset[int], readings: GpuReadings | None = No
         clocksource=_text(tree, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         gpu_driver=readings.driver if readings else "",
         gpus=tuple(
-            GpuState(gpu.index, gpu.persistence, gpu.clock_mhz, gpu.throttled_by)
-            for gpu in (readings.gpus if readings else ())
+            GpuState(one.index, one.persistence, one.clock_mhz, one.throttled_by, _others(tree, one))
+            for one in (readings.gpus if readings else ())
+            if gpu is None or one.is_called(gpu)
         ),
     )
 
@@ -141,7 +148,18 @@ def _lost_on_gpu(before: GpuState, now: GpuState) -> list[Lost]:
     ):
         mend = f"nvidia-smi -i {before.index} -lgc {before.clock_mhz}"
         found.append(Lost("gpu_clock", subject, f"{before.clock_mhz} MHz", f"{now.clock_mhz} MHz", mend))
+    if intruders := sorted(now.others - before.others):
+        others = ", ".join(str(pid) for pid in intruders)
+        mend = f"nvidia-smi -i {before.index} -c EXCLUSIVE_PROCESS, and stop {others}"
+        found.append(Lost("gpu_users", subject, "taktd's alone", f"used by process {others}", mend))
     return found
+
+
+def _others(tree: Tree, gpu: GpuReading) -> frozenset[int]:
+    try:
+        return frozenset(pid for pid, _ in other_users(tree, gpu))
+    except Unreadable:
+        return frozenset()
 
 
 def _share(runtime_us: int | None) -> int:

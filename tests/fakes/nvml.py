@@ -12,6 +12,7 @@ from typing import Any
 
 NVML_CLOCK_SM = 1
 NOT_SUPPORTED = 3
+GPU_IS_LOST = 15
 
 
 class NVMLError(Exception):
@@ -32,6 +33,8 @@ class FakeGpu:
     power_state: int | None = 0
     processes: list[int] = field(default_factory=list)
     compute_mode: int | None = 0
+    uuid: str = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
+    bus: str = "00000000:01:00.0"
 
 
 class FakeNvml:
@@ -46,6 +49,8 @@ class FakeNvml:
         self.init_error = init_error
         self.init_count = 0
         self.open_count = 0
+        self.failing: NVMLError | None = None  # what each question raises
+        self.lost: set[int] = set()  # cards that are counted, and answer no more
 
     def nvmlInit(self) -> None:
         self.init_count += 1
@@ -57,12 +62,16 @@ class FakeNvml:
         self.open_count -= 1
 
     def nvmlSystemGetDriverVersion(self) -> str:
+        if self.failing is not None:
+            raise self.failing
         return self.driver
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        if index in self.lost:
+            raise NVMLError(GPU_IS_LOST, "GPU is lost")
         return self.gpus[index]
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
@@ -79,6 +88,10 @@ class FakeNvml:
         assert domain == NVML_CLOCK_SM
         return _told(gpu.clock_max_mhz)
 
+    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:
+        return SimpleNamespace(busId=gpu.bus.encode())
+
+    nvmlDeviceGetUUID: Callable[[FakeNvml, FakeGpu], str] = lambda self, gpu: gpu.uuid
     nvmlDeviceGetName: Callable[[FakeNvml, FakeGpu], str] = lambda self, gpu: gpu.name
     nvmlDeviceGetPersistenceMode: Callable[[FakeNvml, FakeGpu], int] = lambda self, gpu: _told(gpu.persistence)
     nvmlDeviceGetPerformanceState: Callable[[FakeNvml, FakeGpu], int] = lambda self, gpu: _told(gpu.power_state)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
+from taktd.daemon.doctor.preconditions import SAMPLE_PERIOD_NS
+from taktd.daemon.doctor.watch import SETTLED_LOOKS
 from tests import models
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
@@ -83,6 +87,38 @@ def test_a_gpu_that_comes_late_is_waited_for(taktd: Start, gpu: dict[str, str], 
     running.await_ready()
     with running.connect() as node, node.attach("walk") as lane:
         assert lane.infer().status == "ok"
+
+
+def test_a_gpu_that_is_throttled_while_it_serves_costs_the_certificate_and_not_the_answers(
+    taktd: Start, gpu: dict[str, str], tmp_path: Path
+) -> None:
+    told = tmp_path / "nvml.json"
+    fine, hot = {"throttle_reasons": 1}, {"throttle_reasons": 0x40}
+
+    def tell(state: dict[str, int]) -> None:
+        fresh = told.with_suffix(".new")
+        fresh.write_text(json.dumps(state))
+        fresh.rename(told)
+
+    tell(fine)
+    site = Path(__file__).parents[1] / "fakes" / "nvml_site"
+    environment = {**gpu, "PYTHONPATH": f"{gpu['PYTHONPATH']}:{site}", "FAKE_NVML": str(told)}
+    running = taktd(yaml(models.mlp(tmp_path / "policy.onnx")), environment=environment)
+    # The look after the certificate is its ground, and gives no sign: so the fault comes again until it is seen.
+    states = cycle((fine, hot))
+
+    def lost() -> bool:
+        tell(next(states))
+        time.sleep(SAMPLE_PERIOD_NS / 1e9)
+        return "gpu_throttling of gpu0" in running.log
+
+    with running.connect() as node, node.attach("walk") as lane:
+        eventually(lost, 20, "the loss is seen")
+        assert "slowed by hardware thermal slowdown" in running.executor("gpu0")["not_certified"]
+        assert running.ask("status")["certified"] is False
+        assert lane.infer().status == "ok"
+        tell(fine)
+        eventually(lambda: "measurements on gpu0 hold again" in running.log, 20 + SETTLED_LOOKS, "it is mended")
 
 
 def test_a_damaged_plan_is_built_again_at_the_next_start(taktd: Start, gpu: dict[str, str], tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from taktd.daemon import journal
-from taktd.daemon.doctor.gpu import GpuReadings
+from taktd.daemon.doctor.gpu import GpuReader, GpuReadings
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.tree import Tree
-from taktd.daemon.doctor.watch import MachineWatch
+from taktd.daemon.doctor.watch import SETTLED_LOOKS, MachineWatch
 from taktd.daemon.supervision import idle_latency
+from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
 
 ROOT = Path(__file__).parents[2]
 GOOD = ROOT / "tests" / "fixtures" / "sysroots" / "good"
@@ -68,18 +69,102 @@ def test_nothing_is_lost_before_there_is_a_certificate(machine: Path) -> None:
     assert heard.changes == []
 
 
-def test_gpus_are_asked_once_a_look_and_not_at_all_without_one(machine: Path) -> None:
-    asked = 0
+GPUS = {"gpu0": "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00", "gpu1": "0000:02:00.0"}
+CORES = {"cpu0": frozenset({1}), "gpu0": frozenset({3}), "gpu1": frozenset({2})}
 
-    def read() -> GpuReadings:
-        nonlocal asked
-        asked += 1
-        return GpuReadings()
 
-    watch = MachineWatch({"a": frozenset({3}), "b": frozenset({2})}, Heard(), tree=Tree(machine), read_gpus=read)
+class TwoGpus:
+    """A machine with two cards, watched through the reader that the daemon uses."""
+
+    def __init__(self, machine: Path) -> None:
+        self.cards = FakeGpu(), FakeGpu(uuid="GPU-b", bus="00000000:02:00.0")
+        self.nvml = FakeNvml(*self.cards)
+        self.heard = Heard()
+        self.asked = 0
+        self._reader = GpuReader(lambda: self.nvml)
+        self.watch = MachineWatch(CORES, self.heard, gpus=GPUS, tree=Tree(machine), read_gpus=self._read)
+        self.watch.certify()
+        self.watch.look()
+
+    def _read(self) -> GpuReadings:
+        self.asked += 1
+        return self._reader()
+
+
+def test_gpus_are_asked_once_a_look_and_opened_once_for_all(machine: Path) -> None:
+    gpus = TwoGpus(machine)
+    for _ in range(3):
+        gpus.watch.look()
+    assert gpus.asked == 4, "not for a certificate, and not once for each device"
+    assert gpus.nvml.init_count == 1
+    assert gpus.heard.changes == []
+
+
+def test_where_no_device_is_a_gpu_nvml_is_not_asked(machine: Path) -> None:
+    gpus = TwoGpus(machine)
+    gpus.watch.follow({"cpu0": frozenset({1})})
+    gpus.watch.look()
+    assert gpus.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("throttle_reasons", 0x40, "gpu_throttling"), ("clock_mhz", 210, "gpu_clock"),
+        ("persistence", 0, "gpu_persistence"), ("processes", [4711], "gpu_users"),
+    ],
+)  # fmt: skip
+def test_what_one_gpu_loses_revokes_the_certificate_of_its_device_alone(
+    machine: Path, field: str, value: object, name: str
+) -> None:
+    gpus = TwoGpus(machine)
+    setattr(gpus.cards[1], field, value)
+    gpus.watch.look()
+    gpus.watch.look()
+    assert gpus.heard.changes == [("gpu1", [name])]
+
+
+def test_a_card_that_answers_no_more_is_lost_and_the_other_is_not(machine: Path) -> None:
+    gpus = TwoGpus(machine)
+    gpus.nvml.lost = {0}
+    gpus.watch.look()
+    assert gpus.heard.changes == [("gpu0", ["gpu_present"])]
+
+
+def test_clocks_that_float_give_no_certificate_back_before_they_have_stayed(machine: Path) -> None:
+    gpus = TwoGpus(machine)
+    for clock_mhz in (210, 1560, 210, *[1560] * SETTLED_LOOKS):
+        gpus.cards[0].clock_mhz = clock_mhz
+        gpus.watch.look()
+    assert gpus.heard.changes == [("gpu0", ["gpu_clock"]), ("gpu0", [])]
+
+
+def test_a_driver_that_is_exchanged_is_a_loss_until_it_is_opened_anew(
+    machine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gpus = TwoGpus(machine)
+    gpus.nvml.failing = NVMLError(9, "Driver Not Loaded")
+    gpus.watch.look()
+    assert gpus.heard.changes == [("gpu0", ["gpu_present"]), ("gpu1", ["gpu_present"])]
+    assert "Driver Not Loaded" in capfd.readouterr().err
+    gpus.nvml.failing = None
+    for _ in range(SETTLED_LOOKS):
+        gpus.watch.look()
+    assert gpus.heard.changes[2:] == [("gpu0", []), ("gpu1", [])]
+    assert gpus.nvml.init_count == 2
+
+
+def test_without_nvidia_ml_py_it_is_said_once_and_nothing_is_lost(
+    machine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heard = Heard()
+    reader = GpuReader(lambda: None)
+    watch = MachineWatch(CORES, heard, gpus=GPUS, tree=Tree(machine), read_gpus=reader)
     watch.certify()
     watch.look()
-    assert asked == 2
+    watch.look()
+    assert heard.changes == []
+    assert capfd.readouterr().err.count("nvidia-ml-py is not installed") == 1
 
 
 # ---- idle states ----
