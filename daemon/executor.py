@@ -366,7 +366,7 @@ def _run(link: SupervisorLink) -> int:
     usable = os.sched_getaffinity(0)
     estate = Estate(plan, descriptors)
     try:
-        prepared = prepare(plan)
+        prepared = prepare(plan, lambda text: link.send({"op": "progress", "text": text}))
         ledger_fd, stats_fd, journal_fd = descriptors[:3]
         server = _core.Server(ledger_fd, stats_fd, journal_fd, link.fileno())
         table = LaneTable(server, link, plan, descriptors, prepared)

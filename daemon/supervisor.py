@@ -381,10 +381,11 @@ class Supervisor:
         """One line for systemd and the log."""
         up = [d for d in self.devices.values() if d.serving]
         loops = sum(len(d.served_loops()) for d in up)
-        missing = [f"{d.name}: {d.process.error or 'loading'}" for d in self.devices.values() if not d.serving]
+        missing = [f"{d.name}: {d.member.doing}" for d in self.devices.values() if not d.serving]
         if missing:
             return f"not ready: {'; '.join(missing)}"
-        stand_ins = [f"{d.name} by its stand-in {d.serving.home}" for d in up if d.serving and d.role == STAND_IN]
+        served_by = [(d, d.serving.home) for d in up if d.serving and d.role == STAND_IN]
+        stand_ins = [f"{d.name} by its stand-in {home} ({d.member.doing})" for d, home in served_by]
         told = f", {', '.join(stand_ins)}" if stand_ins else ""
         return f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}"
 

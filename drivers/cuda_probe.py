@@ -1,4 +1,4 @@
-"""``python -m taktd.drivers.cuda_probe``: which CUDA devices work, found out in a process that may die.
+"""``python -m taktd.drivers.cuda_probe PARENT ONLY``: which CUDA devices work, found out in a process that may die.
 
 A driver that doesn't fit its kernel module, or a card that fell off the bus, can crash or hang whoever touches it. The
 child opens each device, allocates, copies, and prints one JSON object; ``probe`` runs it and judges its end.
@@ -7,15 +7,17 @@ child opens each device, allocates, copies, and prints one JSON object; ``probe`
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from taktd.drivers.cuda import CudaDevice, load_driver, translated
 from taktd.drivers.cuda_memory import DirectMemory
 from taktd.drivers.fault import DeviceFault, FaultKind
+from taktd.drivers.ordinary import become_ordinary
 
 __all__ = ["CudaInfo", "probe"]
 
@@ -37,9 +39,13 @@ class CudaInfo:
     fault: str
 
 
-def probe(timeout_s: float = TIMEOUT_S) -> list[CudaInfo]:
-    """All devices. Raises ``DeviceFault``: no driver, no device, or a driver that takes its process down."""
-    command = [sys.executable, "-m", "taktd.drivers.cuda_probe"]
+def probe(only: str = "", timeout_s: float = TIMEOUT_S) -> list[CudaInfo]:
+    """All devices. ``only``: the one to try out, by UUID, PCI address or index; others are listed and left alone, since
+    loops may be served there. Empty: each is tried.
+
+    Raises ``DeviceFault``: no driver, no device, or a driver that takes its process down.
+    """
+    command = [sys.executable, "-m", "taktd.drivers.cuda_probe", str(os.getpid()), only]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as late:
@@ -81,8 +87,9 @@ def _check(index: int) -> str:
     return ""
 
 
-def _look() -> dict[str, Any]:
+def _look(only: str) -> dict[str, Any]:
     from taktd.drivers import _cuda
+    from taktd.drivers.cuda_selection import matches
 
     load_driver()
     devices = []
@@ -97,15 +104,17 @@ def _look() -> dict[str, Any]:
             info["memory_bytes"],
             (info["compute_major"], info["compute_minor"]),
             bool(info["integrated"]),
-            _check(index),
+            "",
         )
-        devices.append(asdict(found))
+        tried = not only or matches(found, only)
+        devices.append(asdict(replace(found, fault=_check(index) if tried else "")))
     return {"devices": devices}
 
 
 def main() -> int:
+    become_ordinary(int(sys.argv[1]))
     try:
-        print(json.dumps(_look()))
+        print(json.dumps(_look(sys.argv[2])))
     except DeviceFault as fault:
         what = str(fault).removesuffix(f". {fault.hint}")
         print(json.dumps({"error": {"kind": fault.kind.value, "what": what, "hint": fault.hint, "code": fault.code}}))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from taktd.drivers.cuda_probe import CudaInfo
 from taktd.drivers.fault import DeviceFault, FaultKind
 
-__all__ = ["select", "select_all"]
+__all__ = ["matches", "select", "select_all"]
 
 _PCI = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$", re.IGNORECASE)
 
@@ -28,7 +28,8 @@ def _pci(text: str) -> tuple[int, int, int, int] | None:
     return int(domain or "0", 16), int(bus, 16), int(slot, 16), int(function)
 
 
-def _matches(device: CudaInfo, wanted: str) -> bool:
+def matches(device: CudaInfo, wanted: str) -> bool:
+    """Whether ``wanted`` names this device."""
     if wanted.isdigit():
         return device.index == int(wanted)
     if _PCI.match(wanted):
@@ -42,7 +43,7 @@ def select(devices: Sequence[CudaInfo], wanted: str) -> CudaInfo:
 
     Raises ``DeviceFault`` NO_DEVICE, listing what there is.
     """
-    found = [d for d in devices if _matches(d, wanted)]
+    found = [d for d in devices if matches(d, wanted)]
     if len(found) == 1:
         return found[0]
     raise DeviceFault(

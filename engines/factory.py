@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,32 @@ from taktd.engines.errors import DeviceFailure
 from taktd.engines.onnx_cpu import OnnxCpuEngine
 from taktd.engines.simulated import SimulatedEngine, SimulatedOptions
 
-__all__ = ["computes_the_model", "engine_opener"]
+__all__ = ["Opener", "computes_the_model", "engine_opener"]
+
+Tell = Callable[[str], None]
 
 
-def engine_opener(driver: Mapping[str, Any], *, alone: bool = True) -> Callable[[EngineSpec], BuiltEngine]:
+@dataclass(frozen=True)
+class Opener:
+    """Opens one model after the other on one device. ``gpu``: which card that is, None where it is none."""
+
+    open: Callable[[EngineSpec], BuiltEngine]
+    gpu: dict[str, Any] | None = None
+
+    def __call__(self, spec: EngineSpec) -> BuiltEngine:
+        return self.open(spec)
+
+
+def engine_opener(driver: Mapping[str, Any], *, alone: bool = True, tell: Tell = lambda _: None) -> Opener:
     """``{"kind": "cpu"}``, ``{"kind": "cuda", "device": UUID, …}`` (``GpuOptions.of``), or ``{"kind": "sim", "faults":
     path or None, …}`` (``SimulatedOptions.of``).
 
-    ``alone``: no loop is served on this device meanwhile, so that an engine may be built on it.
-    Raises ``EngineFailure`` where the device can't be opened; what is returned raises ``ModelRefused``.
+    ``alone``: no loop is served on this device meanwhile, so that an engine may be built on it; ``tell`` hears how far
+    that is. Raises ``EngineFailure`` where the device can't be opened; what is returned raises ``ModelRefused``.
     """
     match driver["kind"]:
         case "cpu":
-            return OnnxCpuEngine
+            return Opener(OnnxCpuEngine)
         case "sim":
             options = SimulatedOptions.of(driver)
             faults = driver.get("faults")
@@ -37,33 +51,35 @@ def engine_opener(driver: Mapping[str, Any], *, alone: bool = True) -> Callable[
                 device = SimDevice(Path(faults) if faults else None)
             except DeviceFault as fault:
                 raise DeviceFailure(fault) from fault
-            return lambda spec: SimulatedEngine(spec, device, options)
+            return Opener(lambda spec: SimulatedEngine(spec, device, options))
         case "cuda":
-            return _gpu_opener(driver, alone)
+            return _gpu_opener(driver, alone, tell)
         case other:
             raise ValueError(f"no engines for driver {other!r}: known are cpu, cuda, sim")
 
 
-def _gpu_opener(driver: Mapping[str, Any], alone: bool) -> Callable[[EngineSpec], BuiltEngine]:
+def _gpu_opener(driver: Mapping[str, Any], alone: bool, tell: Tell) -> Opener:
     # Not loaded where there is no GPU.
     from taktd.engines.gpu import GpuOptions, PlanMissing, build_missing, open_engine, open_gpu
 
-    options = GpuOptions.of(driver)
     try:
-        device = open_gpu(str(driver["device"]))
+        device, info = open_gpu(str(driver["device"]))
     except DeviceFault as fault:
         raise DeviceFailure(fault) from fault
 
     def opened(spec: EngineSpec) -> BuiltEngine:
+        options = GpuOptions.of(driver, spec.model)
         try:
             return open_engine(spec, device, options)
         except PlanMissing as missing:
-            if not alone or options.plan:
+            if not alone:
                 raise
-            build_missing(spec, device, options, missing.identity, limit_ns=driver["build_limit_ns"])
+            build_missing(
+                spec, device, options, missing.identity, limit_ns=driver["build_limit_ns"], tell=tell
+            )  # fmt: skip
         return open_engine(spec, device, options)
 
-    return opened
+    return Opener(opened, asdict(info))
 
 
 def computes_the_model(driver: Mapping[str, Any]) -> bool:

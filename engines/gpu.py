@@ -6,10 +6,11 @@ Where the cache has no plan ``PlanMissing`` says which. ``build_missing`` builds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_probe import CudaInfo, probe
@@ -24,7 +25,6 @@ from taktd.engines.tensorrt_build import WORKSPACE_BYTES, BuildRequest, profile_
 from taktd.engines.tensorrt_library import Library, find_library
 
 __all__ = [
-    "URGENCY",
     "GpuOptions",
     "PlanMissing",
     "build_missing",
@@ -34,16 +34,13 @@ __all__ = [
     "plan_identity",
 ]
 
-# Criticality → stream urgency. Jobs run one at a time: it matters against other processes on the card.
-URGENCY: Final = {"hard": 2, "firm": 1, "soft": 0}
-
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """How engines of one GPU are built and run.
+    """How one model's engine on a GPU is built and run.
 
     ``runtime``: "tensorrt", or "onnxruntime" for its CUDA provider. ``plan``: a prebuilt one, instead of a build from
-    ONNX. The rest but the last two is TensorRT's.
+    ONNX. ``urgency``: of its stream. ``timeout_ns``: a run that takes longer hangs. The rest is TensorRT's.
     """
 
     cache: str
@@ -59,10 +56,11 @@ class GpuOptions:
     timeout_ns: int = RUN_TIMEOUT_NS
 
     @classmethod
-    def of(cls, driver: Mapping[str, Any]) -> GpuOptions:
-        """From the driver's part of a plan: these fields, where they are there."""
+    def of(cls, driver: Mapping[str, Any], model: str = "") -> GpuOptions:
+        """From the driver's part of a plan: these fields, where they are there; those of one model under ``models``."""
         known = {f.name for f in fields(cls)}
-        given = {key: value for key, value in driver.items() if key in known}
+        own = driver.get("models", {}).get(model, {})
+        given = {key: value for key, value in {**driver, **own}.items() if key in known}
         return cls(**{**given, "plugins": tuple(given.get("plugins", ()))})
 
 
@@ -74,18 +72,19 @@ class PlanMissing(ModelRefused):
             f"model {spec.model!r} has no engine for {identity.device}",
             found=why or "nothing in the cache",
             allowed="a built plan",
-            hint="It is built in the background; until then its loops run on their stand-in.",
+            hint="It is built when no loop is served on that GPU: give its loops a stand-in, or start taktd again.",
         )
         self.identity = identity
         self.why = why
 
 
-def open_gpu(selector: str) -> CudaDevice:
+def open_gpu(selector: str) -> tuple[CudaDevice, CudaInfo]:
     """By UUID, PCI address or index; looked at in a child process before it is let into this one.
 
     Raises ``DeviceFault``.
     """
-    return CudaDevice(select(probe(), selector).index)
+    found = select(probe(selector), selector)
+    return CudaDevice(found.index), found
 
 
 def plan_identity(
@@ -107,8 +106,15 @@ def plan_identity(
             "optimization_level": options.optimization_level,
             "pin_tactics": options.pin_tactics,
             "plugins": list(options.plugins),
+            **({"tactics": _digest(options.timing_cache)} if options.pin_tactics else {}),
         },
     )
+
+
+def _digest(path: str) -> str:
+    """Of a file's content; "" while there is none."""
+    file = Path(path)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def build_request(spec: EngineSpec, device: int | None, options: GpuOptions) -> BuildRequest:
@@ -135,10 +141,23 @@ def open_engine(spec: EngineSpec, device: CudaDevice, options: GpuOptions) -> Bu
 
         return OnnxCudaEngine(spec, device, urgency=options.urgency, timeout_ns=options.timeout_ns)
     library = find_library(options.flavour)
-    plan = Path(options.plan).read_bytes() if options.plan else _cached(spec, device, library, options)
+    plan = _given(spec, options.plan) if options.plan else _cached(spec, device, library, options)
     return TensorRtEngine(
         spec, device, library, plan, urgency=options.urgency, timeout_ns=options.timeout_ns, plugins=options.plugins
     )
+
+
+def _given(spec: EngineSpec, path: str) -> bytes:
+    """A plan that somebody else built. Its own library, card, tensors and shapes are judged when it is loaded."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ModelRefused(
+            f"the plan of model {spec.model!r} can't be read",
+            found=f"{path}: {error.strerror}",
+            allowed="a file that taktd's user may read",
+            hint="Correct the device's `gpu.plans`, or remove the entry: then the plan is built from the ONNX file.",
+        ) from error
 
 
 def _cached(spec: EngineSpec, device: CudaDevice, library: Library, options: GpuOptions) -> bytes:
@@ -153,16 +172,19 @@ def _cached(spec: EngineSpec, device: CudaDevice, library: Library, options: Gpu
 
 
 def build_missing(
-    spec: EngineSpec, device: CudaDevice, options: GpuOptions, identity: PlanIdentity, *, limit_ns: int
-) -> None:
+    spec: EngineSpec, device: CudaDevice, options: GpuOptions, identity: PlanIdentity, *, limit_ns: int,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:  # fmt: skip
     """Builds the plan into the cache, in a process of its own, and waits for it: before an executor serves anything.
 
     What is in the cache under that name and can't be trusted is taken away first. Its manifest then says what it
-    answered and took here. Raises ``ModelRefused``, ``EngineFailure``, ``OSError``.
+    answered and took here. Raises ``ModelRefused``, ``EngineFailure``, ``OSError``. ``tell``: what it is doing, in words; empty at the end.
     """
     cache = PlanCache(Path(options.cache))
     cache.remove(identity)
-    built = PlanBuild(build_request(spec, device.index, options), identity, cache, limit_ns=limit_ns).wait()
+    build = PlanBuild(build_request(spec, device.index, options), identity, cache, limit_ns=limit_ns)
+    built = build.wait(lambda progress: tell(f"building {spec.model}: {progress}"))
+    tell("")
     library = find_library(options.flavour)
     engine = TensorRtEngine(spec, device, library, built.plan, plugins=options.plugins).warm()
     try:

@@ -1,7 +1,7 @@
 """A build as its starter sees it: a child process with progress, a time limit and cancellation.
 
-The supervisor starts it where no admitted loop runs on that GPU; this module only runs it. Nothing here blocks unless
-asked to: ``poll`` is called by whoever owns the event loop, ``wait`` by tests and the command line.
+An executor that serves nothing yet starts it, where no admitted loop runs on that GPU (daemon/handover/gpu_room.py);
+this module only runs it. It dies with whoever started it. Nothing here blocks unless asked to.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ __all__ = ["PlanBuild", "Progress"]
 
 CANCEL_GRACE_NS: Final = 5_000_000_000  # the builder hears of a cancellation at its next step
 LINE_BYTES_MAX: Final = 1 << 16
+TELL_NS: Final = 1_000_000_000
 
 
 class Progress:
@@ -34,6 +36,9 @@ class Progress:
     phase = "starting"
     step = 0
     steps = 0
+
+    def __str__(self) -> str:
+        return f"{self.phase}, {self.step} of {self.steps}" if self.steps else self.phase
 
 
 class PlanBuild:
@@ -56,6 +61,7 @@ class PlanBuild:
         self._kill_ns = 0
         self._why = ""
         cache.folder.mkdir(parents=True, exist_ok=True)
+        _tidy(cache.folder)
         self._output = cache.folder / f".build-{identity.digest}.{os.getpid()}"
         self._request = replace(request, output=str(self._output))
         self.progress = Progress()
@@ -64,7 +70,7 @@ class PlanBuild:
         # A pipe that nobody reads would stop the child.
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "taktd.engines.tensorrt_build"],
+            [sys.executable, "-m", "taktd.engines.tensorrt_build", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
@@ -101,12 +107,16 @@ class PlanBuild:
         self._read()
         return self._end()
 
-    def wait(self) -> CachedPlan:
-        """``poll`` until it ends."""
+    def wait(self, tell: Callable[[Progress], None] = lambda _: None) -> CachedPlan:
+        """``poll`` until it ends. ``tell`` is called where there is something new, at most once in ``TELL_NS``."""
+        told, due_ns = "", 0
         while True:
             done = self.poll()
             if done is not None:
                 return done
+            if str(self.progress) != told and self._clock() >= due_ns:
+                told, due_ns = str(self.progress), self._clock() + TELL_NS
+                tell(self.progress)
             # 20 ms: a child whose pipe is at its end may still be exiting
             select.select([self._out] if self._process.poll() is None else [], [], [], 0.02)
 
@@ -162,6 +172,13 @@ class PlanBuild:
         self._words.seek(0)
         lines = self._words.read().decode(errors="replace").strip().splitlines()
         return f"{how}{': ' + lines[-1] if lines else ''}"
+
+
+def _tidy(folder: Path) -> None:
+    """Takes away what builds left whose starters were killed."""
+    for left in folder.glob(".build-*"):
+        if not Path("/proc", left.name.rpartition(".")[2]).exists():
+            left.unlink(missing_ok=True)
 
 
 def _failed(model: str, found: str, hint: str) -> ModelRefused:

@@ -1,4 +1,4 @@
-"""``python -m taktd.engines.tensorrt_build``: an ONNX model becomes a TensorRT plan, in a process of its own.
+"""``python -m taktd.engines.tensorrt_build PARENT``: an ONNX model becomes a TensorRT plan, in a process of its own.
 
 Reads one JSON request from standard input, writes JSON lines to standard output: ``{"progress": …}`` as often as the
 builder tells, then ``{"built": …}``, or ``{"error": {what, found, allowed, hint}}`` and exit 1. SIGTERM cancels at the
@@ -11,6 +11,7 @@ QuantizeLinear/DequantizeLinear pairs. There is no builder flag to lower it sile
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from taktd.drivers.ordinary import become_ordinary
 from taktd.engines.engine import EngineSpec
 from taktd.engines.errors import ModelRefused
 from taktd.engines.tensorrt_library import Library, find_library
@@ -169,14 +171,7 @@ def _configure(library: Library, builder: Any, network: Any, config: Any, reques
         config.clear_flag(tf32)  # FP32 means FP32
     if request.optimization_level is not None:
         config.builder_optimization_level = request.optimization_level
-    if request.timing_cache and hasattr(config, "create_timing_cache"):
-        path = Path(request.timing_cache)
-        config.set_timing_cache(config.create_timing_cache(path.read_bytes() if path.is_file() else b""), False)
-        if request.pin_tactics:
-            for name in ("EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"):
-                flag = library.member("BuilderFlag", name)
-                if flag is not None:
-                    config.set_flag(flag)
+    _use_timing_cache(library, config, request)
     profile = builder.create_optimization_profile()
     dynamic = False
     for index in range(network.num_inputs):
@@ -194,11 +189,37 @@ def _configure(library: Library, builder: Any, network: Any, config: Any, reques
         )
 
 
+def _use_timing_cache(library: Library, config: Any, request: BuildRequest) -> None:
+    """The tactics measured before; pinned: those and no others. Raises ``ModelRefused`` where that can't be."""
+    if not request.timing_cache:
+        return
+    path = Path(request.timing_cache)
+    known = path.read_bytes() if path.is_file() else b""
+    flags = [library.member("BuilderFlag", n) for n in ("EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS")]
+    able = hasattr(config, "create_timing_cache")
+    if request.pin_tactics and (not able or None in flags or not known):
+        raise ModelRefused(
+            "tactics can't be pinned",
+            found=f"no timing cache at {path}" if not known else f"{library.name}, which can't",
+            allowed="a timing cache that a build before wrote, and TensorRT 10.13 or newer",
+            hint="Build once without `pin_tactics`, or leave it out.",
+        )
+    if not able:
+        return  # TensorRT-RTX measures on the card, when it is loaded
+    config.set_timing_cache(config.create_timing_cache(known), False)
+    for flag in flags if request.pin_tactics else ():
+        config.set_flag(flag)
+
+
 def _save_timing_cache(config: Any, request: BuildRequest) -> None:
-    if request.timing_cache and not request.pin_tactics and hasattr(config, "get_timing_cache"):
-        cache = config.get_timing_cache()
-        if cache is not None:
-            Path(request.timing_cache).write_bytes(bytes(cache.serialize()))
+    if not request.timing_cache or request.pin_tactics or not hasattr(config, "get_timing_cache"):
+        return
+    cache = config.get_timing_cache()
+    if cache is not None:
+        path = Path(request.timing_cache)
+        half = path.with_name(f".{path.name}.{os.getpid()}")
+        half.write_bytes(bytes(cache.serialize()))
+        half.replace(path)
 
 
 def _monitor(trt: Any, tell: Any, cancelled: Any) -> Any:
@@ -225,6 +246,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    become_ordinary(int(sys.argv[1]))
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

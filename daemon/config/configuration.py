@@ -500,7 +500,7 @@ def _reference_errors(tree: Tree) -> Iterable[ConfigError]:
                     hint=nearest(found, known),
                 )
     yield from _crowded(tree, sections["loops"], list(sections["devices"]))
-    yield from gpu_errors(tree, sections["devices"])
+    yield from gpu_errors(tree, sections["devices"], sections["models"])
     yield from fallback_errors(tree, list(sections["devices"]), list(sections["models"]), sections["loops"])
     if len(sections["devices"]) > 1:
         for name, item in sections["loops"].items():

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from taktd.daemon.config.values import Duration, Section, Size, distinct, refuse
+from taktd.daemon.config.values import Duration, Name, Problem, Section, Size, distinct, refuse, refuse_all
 from taktd.daemon.config.yamltree import ConfigError, Tree, shown
 
 __all__ = ["Gpu", "GpuSetting", "gpu_errors"]
@@ -18,10 +18,13 @@ __all__ = ["Gpu", "GpuSetting", "gpu_errors"]
 FORM = "a UUID as `nvidia-smi -L` prints it, a PCI address such as 0000:01:00.0, or an index"
 
 
-def _plugin(value: str) -> str:
+def _absolute(value: str) -> str:
     if not value.startswith("/"):
-        raise refuse("is not an absolute path", "the whole path of a shared library with TensorRT plugins")
+        raise refuse("is not an absolute path", "the whole path, beginning with /")
     return value
+
+
+Whole = Annotated[str, Field(max_length=4096), AfterValidator(_absolute)]
 
 
 class Gpu(Section):
@@ -39,12 +42,45 @@ class Gpu(Section):
     optimization_level: Annotated[int, Field(ge=0, le=5)] | None = Field(
         default=None, description="How long TensorRT searches, 0 to 5. Default: the library's own."
     )
-    plugins: Annotated[
-        tuple[Annotated[str, Field(max_length=4096), AfterValidator(_plugin)], ...], AfterValidator(distinct)
-    ] = Field(default=(), description="Shared libraries with TensorRT plugins, by absolute path. No others are loaded.")
+    plugins: Annotated[tuple[Whole, ...], AfterValidator(distinct)] = Field(
+        default=(), description="Shared libraries with TensorRT plugins, by absolute path. No others are loaded."
+    )
+    plans: dict[Name, Whole] = Field(
+        default_factory=dict,
+        description="Per model: a TensorRT plan built elsewhere, by absolute path, instead of a build from its ONNX"
+        " file (which it is still checked and compared with).",
+    )
+    timing_cache: Whole | None = Field(
+        default=None, description="File where builds keep what TensorRT measured, so that the next one is quicker."
+    )
+    pin_tactics: bool = Field(
+        default=False,
+        description="Build only with the kernels that timing_cache holds, and fail where one is missing (TensorRT 10.13"
+        " or newer): two builds then choose alike.",
+    )
     build_limit_ns: Duration = Field(
         default=600_000_000_000, alias="build_limit", description="An engine that is not built by then is given up."
     )
+    run_limit_ns: Duration | None = Field(
+        default=None,
+        alias="run_limit",
+        description="A run that takes longer hangs, and its process is given up. Default: ten times the shortest budget"
+        " or deadline of the model's loops, from 50ms to 2s; without a loop 2s.",
+    )
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Gpu:
+        if self.pin_tactics and self.timing_cache is None:
+            raise refuse("has nothing to pin", "with timing_cache", "add `timing_cache`", key="pin_tactics")
+        if self.runtime != "tensorrt":
+            problems = [
+                Problem(key, "has no meaning here", "", "only with runtime: tensorrt", "remove it")
+                for key in ("optimization_level", "plugins", "plans", "timing_cache", "pin_tactics")
+                if key in self.model_fields_set
+            ]
+            if problems:
+                raise refuse_all(problems)
+        return self
 
 
 def _gpu(value: Any) -> Any:
@@ -60,11 +96,20 @@ def _gpu(value: Any) -> Any:
 GpuSetting = Annotated[Gpu | None, BeforeValidator(_gpu)]
 
 
-def gpu_errors(tree: Tree, devices: dict[str, Any]) -> Iterable[ConfigError]:
-    """Two devices that say they are the same GPU. That a UUID and an index are one card is not seen here."""
+def gpu_errors(tree: Tree, devices: dict[str, Any], models: Iterable[str]) -> Iterable[ConfigError]:
+    """Two devices that say they are the same GPU; plans of models that there are none.
+
+    That a UUID and an index are one card is not seen here (daemon/supervision/gpu_twins.py).
+    """
     owners: dict[str, str] = {}
+    known = list(models)
     for name, item in devices.items():
         gpu = item.get("gpu") if isinstance(item, dict) else None
+        plans = gpu.get("plans") if isinstance(gpu, dict) else None
+        for model in plans if isinstance(plans, dict) else ():
+            if model not in known:
+                allowed = ", ".join(known[:8]) or "nothing: there are no models"
+                yield tree.error(("devices", name, "gpu", "plans", model), "is no model", allowed=allowed)
         wanted = gpu.get("device") if isinstance(gpu, dict) else gpu
         if wanted is None:
             continue

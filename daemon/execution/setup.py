@@ -40,6 +40,7 @@ class Prepared:
     verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
     notes: list[str] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)  # messages for the supervisor, sent outside the path
+    gpu: dict[str, Any] | None = None  # which card it is
 
     def flagged(self, text: str) -> None:
         """An output that its model only flags had NaN in it."""
@@ -55,6 +56,7 @@ class Prepared:
             "verified": self.verified,
             "notes": self.notes,
         }
+            "gpu": self.gpu,
 
 
 def _resident_bytes() -> int:
@@ -62,9 +64,9 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def prepare(plan: dict[str, Any]) -> Prepared:
+def prepare(plan: dict[str, Any], tell: Callable[[str], None] = lambda _: None) -> Prepared:
     """Loads, warms, verifies and (where the plan has no stored measurement) measures every model of the plan, under the
-    rights it will run with. Raises ``ModelRefused`` or ``EngineFailure``."""
+    rights it will run with. ``tell`` hears of what takes minutes. Raises ``ModelRefused`` or ``EngineFailure``."""
     models = {model["name"]: model for model in plan["models"]}
     specs = {name: _spec(model) for name, model in models.items()}
     # The reference has threads and memory of its own: both are gone before there are real-time rights to inherit.
@@ -77,7 +79,8 @@ def prepare(plan: dict[str, Any]) -> Prepared:
     room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
     rights = take_rights(room["cores"], room["priority"])
     prepared = Prepared(rights, {}, {}, 0)
-    open_engine = engine_opener(plan["driver"], alone=not plan.get("prepare"))
+    open_engine = engine_opener(plan["driver"], alone=plan.get("alone", not plan.get("prepare")), tell=tell)
+    prepared.gpu = open_engine.gpu
     for name, model in models.items():
         prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
     prepared.measured = {

@@ -55,6 +55,13 @@ class DevicePlan:
         """Devices that it stands in for."""
         return tuple(dict.fromkeys(entry.home for entry in self.standby))
 
+    def loops_by_model(self) -> dict[str, list[Loop]]:
+        """The loops that each model runs here, those of other devices too."""
+        found: dict[str, list[Loop]] = {model.name: [] for model in self.models}
+        for model, loop in [(lp.model, lp) for lp in self.loops] + [(one.model, one.loop) for one in self.standby]:
+            found[model].append(loop)
+        return found
+
     def serves_like(self, other: DevicePlan) -> bool:
         """Whether an executor of the other plan does all that this one asks for."""
         return self._essence() == other._essence()

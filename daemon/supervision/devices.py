@@ -164,6 +164,13 @@ class Devices(Mapping[str, ServedDevice]):
         device = self.find(member.home)
         return device.serving is not None or not member.plan.loops
 
+    def alone(self, member: Member) -> bool:
+        serving = self.find(member.home).serving
+        return serving is None or serving.home != member.home
+
+    def member_works(self, member: Member) -> None:
+        self._observer.devices_changed()
+
     def member_begins(self, member: Member) -> Message:
         return self._observer.member_begins(member)
 

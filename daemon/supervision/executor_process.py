@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from taktd.daemon.execution.link import ExecutorLink
 from taktd.daemon.logbook import log
-from taktd.daemon.supervision.kept_process import Event, KeptProcess, Message
+from taktd.daemon.supervision.kept_process import Event, KeptProcess, Message, State
 
 __all__ = ["ExecutorProcess", "Message", "Watcher"]
 
@@ -48,6 +48,14 @@ class ExecutorProcess(KeptProcess):
     def start(self) -> None:
         self.awaits_device = False
         super().start()
+
+    def drain(self) -> None:
+        """One that still loads has nothing to finish, and hears nothing while it does: it ends at once, and what it
+        builds with it."""
+        loading = self.state is State.STARTING and not self.loaded_message
+        super().drain()
+        if loading:
+            self.kill()
 
     def _began(self) -> None:
         message, descriptors = self.watcher.configure(self)

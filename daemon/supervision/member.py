@@ -75,6 +75,9 @@ class Home(Protocol):
         """Whether somebody serves on the cores that it would load on."""
 
     def member_begins(self, member: Member) -> Message:
+    def alone(self, member: Member) -> bool:
+        """Whether no executor serves loops on its device now, so that engines may be built there."""
+
         """It is being started: what it is told of the house it belongs to, for a time without a supervisor."""
 
     def member_loaded(self, member: Member) -> None: ...
@@ -85,6 +88,9 @@ class Home(Protocol):
 
     def member_said(self, member: Member, message: Message) -> None: ...
 
+
+    def member_works(self, member: Member) -> None:
+        """What it does before it serves has come further."""
 
 class Member:
     """An executor over all its restarts, for one plan. arrangements: the lanes of each device whose ledger it knows."""
@@ -104,7 +110,8 @@ class Member:
         self.ready_ns = 0
         self.broken = ""  # why the process that runs now, or ran last, ends itself
         self._store = MeasurementStore(state / "measurements")
-        self._driver_plan = driver_plan(plan.device, state, allow_faults=plan.allow_faults)
+        self.progress = ""  # what it does before it serves, where that takes long
+        self.driver_plan = driver_plan(plan, state)
         self._identities = {
             m.name: identity(plan.device, m, plan.inspections[m.name], self._pause_ns(m.name)) for m in plan.models
         }
@@ -145,6 +152,22 @@ class Member:
     def hangs(self, why: str) -> None:
         """It is ended; what comes then is what comes after any death."""
         log("error", f"{self} {why}; it is ended", device=self.home, pid=self.process.pid)
+    @property
+    def doing(self) -> str:
+        """Of one that does not serve: how far it is, or why not."""
+        return self.progress or self.process.error or ("ready" if self.ready else "loading")
+
+    @property
+    def gpu(self) -> dict[str, Any] | None:
+        """Which card its process has opened; None where it is none, or not known yet."""
+        found: dict[str, Any] | None = self.process.loaded_message.get("gpu")
+        return found
+
+    def fence(self, why: str) -> None:
+        """Its device can't be trusted any more: whoever is next in line takes over, and is told why."""
+        self.broken = why
+        self.process.kill()
+
         self.process.kill()
 
     # ---- what it is told at each start ----
@@ -152,15 +175,16 @@ class Member:
     def configure(self, executor: ExecutorProcess) -> tuple[Message, list[int]]:
         """The `configure` message. Raises TooMuch when the configuration alone does not fit."""
         self.id = next(_ids)
-        self.broken = ""
+        self.outdated = False
+        self.broken = self.progress = ""
         plan, own = self.plan, self._home.lanes_of(self.home)
         loops = {loop.name: (loop, loop.model) for loop in plan.loops}
         entries, more = own.loop_entries(self.arrangements[self.home], loops, self)
         standby, standby_descriptors = self._standby()
         message: Message = {
-            "op": "configure", "device": self.home, "member": self.id, "driver": self._driver_plan,
+            "op": "configure", "device": self.home, "member": self.id, "driver": self.driver_plan,
             "cores": list(plan.device.cores), "priority": plan.device.priority, "epoch": self.epoch,
-            "prepare": self._prepare(), "prove": PROVING_RUNS if self.deaths_ns else 0,
+            "prepare": self._prepare(), "alone": self._home.alone(self), "prove": PROVING_RUNS if self.deaths_ns else 0,
             "spin_ns": plan.device.spin_ns, "role": PRIMARY,
             "models": [self._model_plan(model.name) for model in plan.models],
             "loops": entries, "model_lanes": [], "standby": standby, "dispatch_ns": self.dispatch_ns,
@@ -262,6 +286,9 @@ class Member:
         elif message["op"] == "rights":
             self.rights = message["rights"]
         else:
+        elif message["op"] == "progress":
+            self.progress = message["text"]
+            self._home.member_works(self)
             self._home.member_said(self, message)
 
     def owner_is(self, device: str, member: int, pidfd: int) -> None:
@@ -281,3 +308,4 @@ class Member:
             "pid": process.pid, "restarts": process.restarts, "state": process.state.value, "error": process.error,
             "rights": self.rights if process.pid else {}, "rss_bytes": self.rss_bytes if process.pid else 0,
         }  # fmt: skip
+            "progress": self.progress if process.pid else "",
