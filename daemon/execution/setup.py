@@ -39,8 +39,8 @@ class Prepared:
     dispatch_ns: int
     verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
     notes: list[str] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)  # messages for the supervisor, sent outside the path
     gpu: dict[str, Any] | None = None  # which card it is
+    told: list[dict[str, Any]] = field(default_factory=list)  # messages for the supervisor, sent outside the path
 
     def flagged(self, text: str) -> None:
         """An output that its model only flags had NaN in it."""
@@ -55,8 +55,8 @@ class Prepared:
             "records": True,
             "verified": self.verified,
             "notes": self.notes,
-        }
             "gpu": self.gpu,
+        }
 
 
 def _resident_bytes() -> int:

@@ -74,10 +74,10 @@ class Home(Protocol):
     def beside(self, member: Member) -> bool:
         """Whether somebody serves on the cores that it would load on."""
 
-    def member_begins(self, member: Member) -> Message:
     def alone(self, member: Member) -> bool:
         """Whether no executor serves loops on its device now, so that engines may be built there."""
 
+    def member_begins(self, member: Member) -> Message:
         """It is being started: what it is told of the house it belongs to, for a time without a supervisor."""
 
     def member_loaded(self, member: Member) -> None: ...
@@ -88,9 +88,9 @@ class Home(Protocol):
 
     def member_said(self, member: Member, message: Message) -> None: ...
 
-
     def member_works(self, member: Member) -> None:
         """What it does before it serves has come further."""
+
 
 class Member:
     """An executor over all its restarts, for one plan. arrangements: the lanes of each device whose ledger it knows."""
@@ -108,9 +108,9 @@ class Member:
         self.measured_real_time = True
         self.deaths_ns: list[int] = []  # since it was ready for the first time
         self.ready_ns = 0
+        self.progress = ""  # what it does before it serves, where that takes long
         self.broken = ""  # why the process that runs now, or ran last, ends itself
         self._store = MeasurementStore(state / "measurements")
-        self.progress = ""  # what it does before it serves, where that takes long
         self.driver_plan = driver_plan(plan, state)
         self._identities = {
             m.name: identity(plan.device, m, plan.inspections[m.name], self._pause_ns(m.name)) for m in plan.models
@@ -149,9 +149,6 @@ class Member:
         expected = heir.expected
         self.process.adopt(expected.pid, expected.pidfd, heir.link, heir.loaded)
 
-    def hangs(self, why: str) -> None:
-        """It is ended; what comes then is what comes after any death."""
-        log("error", f"{self} {why}; it is ended", device=self.home, pid=self.process.pid)
     @property
     def doing(self) -> str:
         """Of one that does not serve: how far it is, or why not."""
@@ -168,6 +165,9 @@ class Member:
         self.broken = why
         self.process.kill()
 
+    def hangs(self, why: str) -> None:
+        """It is ended; what comes then is what comes after any death."""
+        log("error", f"{self} {why}; it is ended", device=self.home, pid=self.process.pid)
         self.process.kill()
 
     # ---- what it is told at each start ----
@@ -283,12 +283,12 @@ class Member:
                 self.broken = message["text"]
             fields = {str(key): value for key, value in message.get("fields", {}).items()}
             log(message["level"], message["text"], device=self.home, **fields)
-        elif message["op"] == "rights":
-            self.rights = message["rights"]
-        else:
         elif message["op"] == "progress":
             self.progress = message["text"]
             self._home.member_works(self)
+        elif message["op"] == "rights":
+            self.rights = message["rights"]
+        else:
             self._home.member_said(self, message)
 
     def owner_is(self, device: str, member: int, pidfd: int) -> None:
@@ -306,6 +306,6 @@ class Member:
         process = self.process
         return {
             "pid": process.pid, "restarts": process.restarts, "state": process.state.value, "error": process.error,
+            "progress": self.progress if process.pid else "",
             "rights": self.rights if process.pid else {}, "rss_bytes": self.rss_bytes if process.pid else 0,
         }  # fmt: skip
-            "progress": self.progress if process.pid else "",
