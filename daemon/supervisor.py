@@ -41,6 +41,8 @@ from taktd.daemon.models.inspection import Inspector, ModelRefused
 from taktd.daemon.models.store import StoreError, resolved
 from taktd.daemon.notify import Notifier
 from taktd.daemon.recording.flight_recorder import DRAIN_S, FlightRecorder
+from taktd.daemon.shadow.shadow import LOOK_S as SHADOW_LOOK_S
+from taktd.daemon.shadow.shadow import Shadow
 from taktd.daemon.supervision import idle_latency
 from taktd.daemon.supervision.device_plan import FallbackRefused, Inspection, plans_of
 from taktd.daemon.supervision.devices import Devices
@@ -89,6 +91,7 @@ class Supervisor:
         self.reloader = Reloader(self)
         self.takeover = Takeover(self)
         self.recorder: FlightRecorder | None = None
+        self.shadow = Shadow(self)
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
         self.http_door: HttpDoor | None = None
@@ -201,6 +204,7 @@ class Supervisor:
             self._tell()
 
     async def inspect(self, configuration: Configuration) -> dict[str, Inspection]:
+        self._every(SHADOW_LOOK_S, self.shadow.look)
         """Every model's inspection by name. Raises ModelRefused."""
         inspector = Inspector(self.state / "inspections")
         gate = asyncio.Semaphore(INSPECTIONS_AT_ONCE)
@@ -218,7 +222,8 @@ class Supervisor:
             "costs": self.book.costs, "record": self._record_asked,
         }  # fmt: skip
         changing: dict[str, Operation] = {"reload": self._reload_asked}
-        for commands in (ModelCommands(self), FaultCommands(self.state, lambda: self.configuration)):
+        faults = FaultCommands(self.state, lambda: self.configuration)
+        for commands in (ModelCommands(self, self.shadow.of), self.shadow, faults):
             asking |= commands.asking
             changing |= commands.changing
         lanes, control = runtime_folder.LANES_SOCKET, runtime_folder.CONTROL_SOCKET
@@ -442,11 +447,12 @@ class Supervisor:
     async def _end(self) -> None:
         """Nobody is left behind: executors drain, and are killed when they take too long."""
         self.stopping = True
+        await self.shadow.end(f"version {version} is activated", of=name)
         self.notifier.stopping("stopping")
         log("notice", "stopping: what runs is finished first", event="stopping")
         if self.lane_door is not None:
             self.lane_door.stop_listening()
-        others = [self.gateway] if self.gateway is not None else []
+        others = [process for process in (self.gateway, self.shadow.process) if process is not None]
         await self.devices.stop(others, DRAIN_S_MAX, KILL_S_MAX)
         if self.lane_door is not None:
             await self.lane_door.close("taktd stops")

@@ -92,6 +92,11 @@ class Running:
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
+    @property
+    def family(self) -> list[psutil.Process]:
+        """All processes of it that there ever were, as far as somebody remembered them."""
+        return list(self._family.values())
+
     def remember_family(self) -> None:
         """Children there are now: they must be gone at the end."""
         root = psutil.Process(self.process.pid)

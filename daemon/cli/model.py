@@ -1,4 +1,4 @@
-"""`taktctl model add|list|activate|rollback|remove`: versions of the models that the running taktd serves."""
+"""`taktctl model add|list|activate|shadow|rollback|remove`: versions of the models that the running taktd serves."""
 
 from __future__ import annotations
 
@@ -69,10 +69,31 @@ def list_(name: str | None, as_json: bool) -> None:
 @model.command(name="activate")
 @name_argument
 @version_argument
+@click.option("--shadow", is_flag=True, help="Run it on copies of the loops' jobs, compare, and use none of it.")
 @json_option
-def activate(name: str, version: int, as_json: bool) -> None:
-    """Serve VERSION of NAME from now on, also after a restart."""
-    _change("model.activate", as_json, name=name, version=version)
+def activate(name: str, version: int, shadow: bool, as_json: bool) -> None:
+    """Serve VERSION of NAME from now on, also after a restart.
+
+    With --shadow it runs beside the version that loops use, on copies of the same inputs, until it is ended by
+    `taktctl model shadow NAME --stop` or activated; what that shows: `taktctl model shadow NAME`.
+    """
+    _change("model.shadow.start" if shadow else "model.activate", as_json, name=name, version=version)
+
+
+@model.command(name="shadow")
+@name_argument
+@click.option("--stop", is_flag=True, help="End it.")
+@json_option
+def shadow(name: str, stop: bool, as_json: bool) -> None:
+    """What the version that runs beside NAME's shows, or showed: jobs compared, differences, times."""
+    if stop:
+        _change("model.shadow.stop", as_json, name=name)
+        return
+    answer = _ask("model.shadow", as_json, name=name)
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _show_shadow(name, answer["shadow"])
 
 
 @model.command(name="rollback")
@@ -92,6 +113,51 @@ def remove(name: str, version: int, as_json: bool) -> None:
     _change("model.remove", as_json, name=name, version=version)
 
 
+def shadow_told(shadow: dict[str, Any] | None, version: int) -> str:
+    """In a few words, "" for a version that has not run beside another."""
+    if shadow is None or shadow["version"] != version:
+        return ""
+    state = "ran as shadow" if shadow["state"] == "ended" else "shadow"
+    return f"{state}: {shadow['samples']} jobs compared, {shadow['differing'] + shadow['failed']} different"
+
+
+def _show_shadow(name: str, shadow: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    end = f" ({shadow['why_ended']})" if shadow["state"] == "ended" else ""
+    print(f"{name}: version {shadow['version']} beside version {shadow['against']} on {shadow['device']}, "
+          f"jobs of {', '.join(shadow['loops'])}: {shadow['state']}{end}")  # fmt: skip
+    print(f"{shadow['samples']} jobs compared, {shadow['differing']} different, {shadow['failed']} failed, "
+          f"{shadow['torn']} left out (they changed while they were copied)")  # fmt: skip
+    if shadow["failure"]:
+        print(f"last failure: {shadow['failure']}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("output", "different", "max abs", "max rel", "NaN or infinity", "allowed", "worst"):
+        table.add_column(column)
+    for output, found in shadow["outputs"].items():
+        worst = found["worst"]
+        where = f"[{', '.join(map(str, worst['at']))}] of job {worst['sequence']}" if worst else ""
+        table.add_row(
+            output, str(found["differing"]), f"{found['max_abs']:.3g}", f"{found['max_rel']:.3g}",
+            str(found["not_finite"]), f"{found['atol']:g} + {found['rtol']:g} x |served|",
+            f"{where}: {_number(worst['found'])}, served {_number(worst['expected'])}" if worst else "",
+        )  # fmt: skip
+    if shadow["outputs"]:
+        Console(highlight=False, markup=False).print(table)
+    times = shadow["times"]
+    if times.get("p50_ns"):
+        p50, p99, most = (f"{times[key] / 1000:.1f} µs" for key in ("p50_ns", "p99_ns", "max_ns"))
+        costs = [shadow["would_be_cost_ns"], shadow["served_cost_ns"]]
+        would_be, served = (f"{cost / 1000:.1f} µs" if cost else "-" for cost in costs)
+        print(f"{times['runs']} runs, {times['disturbed']} of them disturbed: p50 {p50}, p99 {p99}, max {most}")
+        print(f"C would be {would_be} (served: {served}), as measured beside the loops at the lowest priority")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _show(models: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -105,8 +171,8 @@ def _show(models: list[dict[str, Any]]) -> None:
         for version in entry["versions"]:
             marks = [word for word, given in (
                 ("active", version["active"]), ("served", version["version"] == entry["serving"]),
-                (version["problem"], version["problem"]),
-            ) if given]  # fmt: skip
+                (version["problem"], version["problem"]), (shadow_told(entry["shadow"], version["version"]), True),
+            ) if given and word]  # fmt: skip
             table.add_row(entry["name"], str(version["version"]), ", ".join(marks), str(version["bytes"]),
                           version["source"], version["sha256"][:12])  # fmt: skip
     Console(highlight=False, markup=False).print(table)

@@ -50,6 +50,7 @@ class StatusBook:
             "doors": doors,
             "loops": [self._loop_line(name) for name in s.configuration.loops],
             "gateway": s.gateway.as_json() if s.gateway else None,
+            "shadow": s.shadow.as_json(),
             "clients": len(s.lane_door.connections) if s.lane_door else 0,
         }  # fmt: skip
 

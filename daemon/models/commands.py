@@ -43,8 +43,10 @@ def store_of(model: Model) -> ModelStore:
 
 
 class ModelCommands:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    """shadow_of: what a version that ran beside a model has shown, None where there was none (shadow.py)."""
+
+    def __init__(self, host: Host, shadow_of: Callable[[str], dict[str, Any] | None] = lambda name: None) -> None:
+        self._host, self._shadow_of = host, shadow_of
         self._changing = asyncio.Lock()
 
     @property
@@ -68,7 +70,7 @@ class ModelCommands:
             model = self._model(name)
             entry: dict[str, Any] = {
                 "name": model.name, "path": model.path, "configured": model.version, "serving": version_of(model),
-                "versions": [],
+                "versions": [], "shadow": self._shadow_of(model.name),
             }  # fmt: skip
             if model.version is not None:
                 entry["versions"] = await _answered(asyncio.to_thread(store_of(model).listing))
