@@ -55,6 +55,7 @@ from taktd.daemon.supervision.served_device import STAND_IN
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
 EXIT_FAILED: Final = 1
+EXIT_HANDED_OVER: Final = 75  # EX_TEMPFAIL; systemd starts the next one, and leaves executors to it
 DRAIN_S_MAX: Final = 3.0  # with what follows, SIGTERM ends in less than 5 s
 KILL_S_MAX: Final = 1.0
 INSPECTIONS_AT_ONCE: Final = 2
@@ -104,13 +105,14 @@ class Supervisor:
         self.stopping = False
         self._failure: asyncio.Future[None] | None = None  # set to an exception when the start can't succeed
         self._stop = asyncio.Event()
+        self._handing_over = False  # the stop is to make room for another taktd
         self._changed = asyncio.Event()
         self._judged = False
 
     # ---- start to end ----
 
     async def run(self) -> int:
-        """Serve until told to stop; the exit code."""
+        """Serve until told to stop, or to make room for another taktd; the exit code."""
         lock = self._prepare()
         self._failure = asyncio.get_running_loop().create_future()
         self._listen_to_signals()
@@ -123,14 +125,14 @@ class Supervisor:
             for ended in ends:
                 if ended.done() and not ended.cancelled() and (error := ended.exception()):
                     raise error
-            return 0
+            return EXIT_HANDED_OVER if self._handing_over else 0
         except (ModelRefused, NotAdmitted, TooMuch, FallbackRefused) as refused:
             raise StartRefused(str(refused), EXIT_CONFIGURATION) from None
         finally:
             for task in (work, stop, watch):
                 task.cancel()
             await asyncio.gather(work, stop, watch, return_exceptions=True)
-            await self._end()
+            await (self.takeover.hand_over() if self._handing_over else self._end())
             lock.close()
 
     def _prepare(self) -> runtime_folder.FolderLock:
@@ -160,8 +162,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGUSR2, self._make_room)
         self._reloads: set[asyncio.Task[Any]] = set()
         loop.add_signal_handler(signal.SIGHUP, self.reload_soon)
+
+    def _make_room(self) -> None:
+        self._handing_over |= not self._stop.is_set()
+        self._stop.set()
 
     def reload_soon(self) -> None:
         """Take over what the configuration file says."""

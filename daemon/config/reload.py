@@ -107,9 +107,10 @@ class Reloader:
             except StoreError as error:
                 raise ControlError(str(error), error.hint) from None
             changed = [".".join(path) for path in differences(supervisor.configuration, new)]
-            if not changed and not await self._content_changed(new):
+            outdated = any(device.member.outdated for device in supervisor.devices.values())
+            if not changed and not outdated and not await self._content_changed(new):
                 return "reload: nothing has changed"
-            what = ", ".join(changed) or "the content of model files"
+            what = ", ".join(changed) or ("taktd itself" if outdated else "the content of model files")
             await self._change(new, f"reload of {what}")
             return f"reload: epoch {supervisor.epoch}, changed {what}"
         finally:

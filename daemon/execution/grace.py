@@ -24,11 +24,12 @@ from taktd.daemon.execution.link import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Exec
 
 __all__ = ["PROTOCOL", "Estate", "Grace", "SupervisorLink"]
 
-PROTOCOL: Final = 1  # of what is presented; another one is not adopted
+PROTOCOL: Final = 1  # of what is presented, layouts of its files included; another one is not adopted
 DIAL_EVERY_NS: Final = 200_000_000
 WORDS_KEPT_MAX: Final = 64  # log messages for the next supervisor
 LANES_PER_MESSAGE: Final = (DESCRIPTORS_MAX - 2) // 4
 ROOM_BYTES: Final = MESSAGE_BYTES_MAX * 3 // 4
+PRESENTED: Final = ("device", "member", "epoch", "digest", "software", "max_lanes", "blocks")  # as configured
 LANE_FIELDS: Final = ("lane", "name", "model", "stats", "layout", "attached", "owner")
 UCRED: Final = struct.Struct("iII")
 
@@ -81,7 +82,7 @@ class Estate:
         standby = plan.get("standby", ())
         self._head: Message = {
             "op": "present", "protocol": PROTOCOL, "homes": [section["device"] for section in standby],
-            **{key: plan.get(key) for key in ("device", "member", "epoch", "digest", "max_lanes", "blocks")},
+            **{key: plan.get(key) for key in PRESENTED},
         }  # fmt: skip
         self._home: str = plan["device"]
         self._files = list(descriptors[:3])

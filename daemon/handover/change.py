@@ -52,7 +52,11 @@ class Part:
 
 def touched(devices: Devices, plans: Mapping[str, DevicePlan]) -> list[str]:
     """Devices that need another executor for these plans."""
-    return [n for n, plan in plans.items() if n not in devices or not devices[n].member.plan.serves_like(plan)]
+    return [name for name, plan in plans.items() if name not in devices or _replaced(devices[name].member, plan)]
+
+
+def _replaced(member: Member, plan: DevicePlan) -> bool:
+    return member.outdated or not member.plan.serves_like(plan)
 
 
 class Change:

@@ -43,12 +43,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Predecessor:
-    """What a supervisor left that is gone. alive: of its executors, those that still run."""
+    """What a supervisor left that is gone. alive: of its executors, those that still run. configuration: None where
+    it was another version's, which this one doesn't understand."""
 
     pid: int
     epoch: int
     last_epoch: int
-    configuration: Configuration
+    configuration: Configuration | None
     inspections: dict[str, Inspection]
     alive: tuple[Expected, ...]
 
@@ -93,11 +94,18 @@ def read(folder: Path) -> Predecessor | None:
         if body is None:
             return None
         alive = tuple(found for entry in body["executors"] if (found := _find(entry)) is not None)
-        return Predecessor(
-            body["pid"], body["epoch"], body["last_epoch"], restore(body["configuration"]), body["inspections"], alive
-        )
-    except (SealBroken, NotKept, KeyError, TypeError, AttributeError) as error:
+        configuration = _understood(body["configuration"])
+        return Predecessor(body["pid"], body["epoch"], body["last_epoch"], configuration, body["inspections"], alive)
+    except (SealBroken, KeyError, TypeError, AttributeError) as error:
         log("warning", f"executors of a taktd before this one can't be taken over: {error}")
+        return None
+
+
+def _understood(kept: Any) -> Configuration | None:
+    try:
+        return restore(kept)
+    except (NotKept, KeyError, TypeError, AttributeError) as error:
+        log("warning", f"the configuration of the taktd before this one is not understood: {error}")
         return None
 
 

@@ -42,7 +42,10 @@ class Takeover:
         self._before = before = predecessor.read(supervisor.runtime)
         if before is None or not before.alive:
             return None
-        log("notice", f"taktd (pid {before.pid}) has died: {len(before.alive)} executors are expected")
+        if before.configuration is None:  # they would serve on beside ours until their grace is over
+            fence(before.alive)
+            return None
+        log("notice", f"taktd (pid {before.pid}) is gone: {len(before.alive)} executors are expected")
         supervisor.notifier.status("waiting for the executors of the taktd before")
         try:
             self.heirs = await gather(supervisor.runtime, before.alive, GATHER_S_MAX)
@@ -100,8 +103,8 @@ class Takeover:
                 device.lanes.clear(lane)
 
     def settled(self) -> None:
-        """Everything is served: from now on by what the configuration file says."""
-        if self._wanted is not None:
+        """Everything is served: from now on by what the configuration file says, and by this version of taktd."""
+        if self._wanted is not None or any(device.member.outdated for device in self._supervisor.devices.values()):
             self._wanted = None
             self._supervisor.reload_soon()
 
@@ -122,6 +125,17 @@ class Takeover:
         serving = [(m.home, m.process.pid, m.id) for m in supervisor.devices.members if m.process.pid]
         epochs = supervisor.epoch, supervisor.last_epoch
         predecessor.write_down(supervisor.runtime, serving, epochs, supervisor.configuration, inspections)
+
+    async def hand_over(self) -> None:
+        """In place of an end: the next taktd finds everything as after our death, and nothing recorded is lost."""
+        supervisor = self._supervisor
+        supervisor.stopping = True
+        log("notice", "another taktd takes over: executors serve on and wait for it", event="stopping")
+        self.write_down()
+        if supervisor.recorder is not None:
+            supervisor.recorder.drain()
+            supervisor.recorder.close()
+        supervisor.notifier.close()
 
     def forget(self) -> None:
         """At the end: nobody is left."""

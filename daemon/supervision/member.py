@@ -20,6 +20,7 @@ from taktd.daemon.certification.measurements import MeasurementStore, identity, 
 from taktd.daemon.execution.link import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX
 from taktd.daemon.handover.adoption import Heir
 from taktd.daemon.handover.inherited_lanes import know
+from taktd.daemon.handover.software import software
 from taktd.daemon.logbook import log
 from taktd.daemon.supervision.device_plan import DevicePlan
 from taktd.daemon.supervision.engine_plan import driver_plan, engine_rules
@@ -101,6 +102,7 @@ class Member:
         self.id = 0  # of the process that runs now: each start has its own
         self.schedule: Schedule | None = None
         self._served: Message = {}  # by what an adopted executor serves
+        self.outdated = False  # its process runs another taktd than this one: it was there before an upgrade
         self.rights: dict[str, Any] = {}
         self.dispatch_ns = 0
         self.rss_bytes = 0
@@ -144,6 +146,7 @@ class Member:
     def adopt(self, heir: Heir) -> None:
         """An executor of a supervisor before this one, made for the same plan: it serves as it did."""
         self.id, self._served = heir.head["member"], heir.serve
+        self.outdated = heir.head.get("software") != software()
         for device in self.devices:
             know(self._home.lanes_of(device), self, heir)
         expected = heir.expected
@@ -176,6 +179,7 @@ class Member:
         """The `configure` message. Raises TooMuch when the configuration alone does not fit."""
         self.id = next(_ids)
         self.outdated = False
+        self.outdated = False
         self.broken = self.progress = ""
         plan, own = self.plan, self._home.lanes_of(self.home)
         loops = {loop.name: (loop, loop.model) for loop in plan.loops}
@@ -190,7 +194,7 @@ class Member:
             "loops": entries, "model_lanes": [], "standby": standby, "dispatch_ns": self.dispatch_ns,
             "max_lanes": own.lane_count,
             "stats_models": {m.name: own.stats_block("model", m.name) for m in plan.models},
-            "digest": plan.digest(), "blocks": [[*key, block] for key, block in own.stats_blocks.items()],
+            "digest": plan.digest(), "software": software(), "blocks": [[*key, block] for key, block in own.stats_blocks.items()],
             **self._home.member_begins(self),
         }  # fmt: skip
         descriptors = [own.ledger_fd, own.stats_fd, own.journal_fd, *more]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +23,13 @@ import psutil
 import pytest
 
 from taktd.daemon.control_client import AnswerNo, NobodyThere
+from taktd.daemon.durable_file import read_sealed, write_sealed
+from taktd.daemon.handover.predecessor import KEY
+from taktd.daemon.runtime_folder import EXECUTORS_FILE
+from taktd.daemon.supervisor import EXIT_HANDED_OVER
 from taktd.ipc import Detached, TaktError
 from tests import models
-from tests.running import Running, eventually
+from tests.running import STOP_S, Running, eventually
 
 SEED = int(os.environ.get("TAKTD_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 YAML = """\
@@ -42,6 +47,7 @@ grace: {grace}
 """
 ANSWER_US = 30_000_000
 KILL_EVERY_S = 0.3
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -72,6 +78,12 @@ class Reign(Running):
         self.remember_family()
         self.process.kill()
         self.process.wait()
+
+    def hand_over(self) -> int:
+        """As an upgrade of the package asks for it; the exit code."""
+        self.remember_family()
+        self.process.send_signal(signal.SIGUSR2)
+        return self.process.wait(STOP_S)
 
     def again(self) -> Reign:
         self._notify.setblocking(False)
@@ -243,6 +255,66 @@ def test_another_configuration_is_taken_over_by_handover_after_the_adoption(reig
         client.goes_on()
     client.reconcile()
     assert running.stop() == 0
+
+
+def test_a_supervisor_that_makes_room_leaves_everything_to_the_next_of_its_version(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder))
+    executors = running.executors()
+    with Client(running) as client:
+        client.goes_on()
+        assert running.hand_over() == EXIT_HANDED_OVER
+        client.goes_on()
+        running.again()
+        client.goes_on()
+    client.reconcile()
+    assert running.executors() == executors
+    assert running.loop("walk")["switches"] == {"adopted": 1}
+    assert running.ask("status")["epoch"] == 1
+    assert running.stop() == 0
+
+
+def test_an_upgrade_hands_the_loops_over_to_executors_of_the_new_version(
+    reign: Any, folder: Path, tmp_path: Path
+) -> None:
+    running = reign(yaml(folder))
+    executors = running.executors()
+    with Client(running) as client:
+        client.goes_on()
+        assert running.hand_over() == EXIT_HANDED_OVER
+        running.environment["PYTHONPATH"] = str(another_version(tmp_path / "newer"))
+        client.goes_on()
+        running.again()
+        both = {"adopted": 1, "handover": 1}
+        eventually(lambda: running.loop("walk")["switches"] == both, 60, "the new version serves")
+        client.goes_on()
+    client.reconcile()
+    assert set(running.executors().values()).isdisjoint(executors.values())
+    assert running.stop() == 0
+
+
+def another_version(folder: Path) -> Path:
+    """A copy of taktd in which one file is newer; the folder to find it in."""
+    for name in ("daemon", "engines", "drivers", "ipc"):
+        source = ROOT / name
+        shutil.copytree(source, folder / "taktd" / name, ignore=shutil.ignore_patterns("__pycache__", "build", "tests"))
+    os.utime(folder / "taktd" / "daemon" / "executor.py", (1, 1))
+    return folder
+
+
+def test_executors_of_a_version_that_is_not_understood_are_ended_at_once(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder))
+    running.kill_supervisor()
+    left = running.left()
+    file = running.runtime / EXECUTORS_FILE
+    body = read_sealed(file, KEY)
+    body["configuration"]["future"] = 1
+    write_sealed(file, KEY, body)
+    running.again()
+    assert not [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert "is not understood: Configuration is not what it was" in running.log
+    with Client(running) as client:
+        client.goes_on()
+    client.reconcile()
 
 
 def test_a_stand_in_is_taken_over_too_and_stands_in_meanwhile(reign: Any, folder: Path) -> None:
