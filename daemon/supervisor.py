@@ -198,7 +198,7 @@ class Supervisor:
         self._every(DRAIN_S, self.recorder.drain)
         if self.gateway is not None:
             self._every(LOOK_S, EventFeed(self).look)
-        self._every(CONFIRM_S, self._confirm_costs)
+        self._every(CONFIRM_S, self.devices.confirm_costs)
         if self.notifier.watchdog_ns:
             self._every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
         for member in self.takeover.adopt():
@@ -329,10 +329,6 @@ class Supervisor:
         devices = self.configuration.devices.values()
         gpus = {device.name: device.gpu.device for device in devices if device.gpu is not None}
         self.watch.follow({device.name: frozenset(device.cores) for device in devices}, gpus)
-
-    def _confirm_costs(self) -> None:
-        for device in self.devices.values():
-            device.confirm_costs()
 
     def devices_changed(self) -> None:
         """An executor became ready, died, or serves something else."""

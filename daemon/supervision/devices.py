@@ -337,6 +337,11 @@ class Devices(Mapping[str, ServedDevice]):
 
     # ---- what can be said of all ----
 
+    def confirm_costs(self) -> None:
+        """Whether loops cost what they were admitted for, of each that is not settled yet."""
+        for device in self._devices.values():
+            device.confirm_costs()
+
     def stand_in_reason(self, loop_name: str, device: ServedDevice) -> str:
         """Why the loop's stand-in can't be relied on, "" where it can or none is wanted."""
         loop = next(loop for loop in device.member.plan.loops if loop.name == loop_name)
