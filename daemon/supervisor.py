@@ -91,8 +91,8 @@ class Supervisor:
         self.devices = Devices(self.state, self)
         self.reloader = Reloader(self)
         self.takeover = Takeover(self)
-        self.recorder: FlightRecorder | None = None
         self.shadow = Shadow(self)
+        self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
         self.http_door: HttpDoor | None = None
@@ -204,6 +204,7 @@ class Supervisor:
         for member in self.takeover.adopt():
             member.process.start()
         self._every(LEFT_LANES_S, self.takeover.look)
+        self._every(SHADOW_LOOK_S, self.shadow.look)
         self.notifier.status("loading engines")
         while True:
             await self._changed.wait()
@@ -211,7 +212,6 @@ class Supervisor:
             self._tell()
 
     async def inspect(self, configuration: Configuration) -> dict[str, Inspection]:
-        self._every(SHADOW_LOOK_S, self.shadow.look)
         """Every model's inspection by name. Raises ModelRefused."""
         inspector = Inspector(self.state / "inspections")
         gate = asyncio.Semaphore(INSPECTIONS_AT_ONCE)
@@ -443,6 +443,7 @@ class Supervisor:
 
     async def change_model(self, name: str, version: int) -> str:
         """Serve another version of a model. Raises ControlError; then nothing has changed."""
+        await self.shadow.end(f"version {version} is activated", of=name)
         return await self.reloader.change_model(name, version)
 
     # ---- the end ----
@@ -450,7 +451,6 @@ class Supervisor:
     async def _end(self) -> None:
         """Nobody is left behind: executors drain, and are killed when they take too long."""
         self.stopping = True
-        await self.shadow.end(f"version {version} is activated", of=name)
         self.notifier.stopping("stopping")
         log("notice", "stopping: what runs is finished first", event="stopping")
         if self.lane_door is not None:
