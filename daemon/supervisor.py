@@ -253,10 +253,7 @@ class Supervisor:
             "/health/certified": lambda: state_page(self.certified, self.status_text()),
         }
         self.http_door = HttpDoor(address, pages)
-        try:
-            await self.http_door.open()
-        except (OSError, runtime_folder.FolderRefused) as error:
-            raise StartRefused(f"HTTP can't listen at {address}: {error}; choose another `http: listen:`") from None
+        await self.http_door.begin()
 
     def _every(self, seconds: float, action: Callable[[], None]) -> None:
         def again() -> None:

@@ -13,11 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon.runtime_folder import listen
+from taktd.daemon.logbook import log
+from taktd.daemon.runtime_folder import FolderRefused, listen
 
 REQUEST_BYTES_MAX: Final = 8 << 10
 REQUEST_S_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
+RETRY_S: Final = 1.0
 UNIX: Final = "unix:"
 
 #: path → () → (status code, content type, body)
@@ -43,10 +45,30 @@ class HttpDoor:
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
         self._connections = 0
+        self._trying: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> bool:
         return self._server is not None and self._server.is_serving()
+
+    async def begin(self) -> None:
+        """Listen now, or as soon as it can be: loops don't wait for a port that somebody else has."""
+        if problem := await self._tried():
+            hint = "it is tried again until it works; free it, or choose another `http: listen:`"
+            log("error", f"HTTP can't listen at {self.address}: {problem}\n  to do: {hint}")
+            self._trying = asyncio.create_task(self._try_again())
+
+    async def _tried(self) -> str:
+        try:
+            await self.open()
+        except (OSError, FolderRefused) as error:
+            return str(error)
+        return ""
+
+    async def _try_again(self) -> None:
+        while await self._tried():
+            await asyncio.sleep(RETRY_S)
+        log("notice", f"HTTP listens at {self.address}")
 
     async def open(self) -> None:
         """Listen. Raises OSError, FolderRefused."""
@@ -105,6 +127,8 @@ class HttpDoor:
         }  # fmt: skip
 
     async def close(self) -> None:
+        if self._trying is not None:
+            self._trying.cancel()
         if self._server is None:
             return
         self._server.close()

@@ -9,7 +9,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,31 @@ def test_health(served: Running) -> None:
     assert get(served, "/health/ready")[0] == 200
     assert get(served, "/health/certified")[0] in (200, 503)
     assert get(served, "/nothing")[0] == 404
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_port_that_somebody_has_costs_no_loop_and_is_had_as_soon_as_it_is_free(
+    taktd: Callable[..., Running], tmp_path: Path, kind: str
+) -> None:
+    models.identity(tmp_path / "id.onnx", (4,))
+    if kind == "tcp":
+        somebody = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{somebody.getsockname()[1]}"
+    else:
+        somebody = socket.socket(socket.AF_UNIX)
+        address = f"unix:{tmp_path}/http.sock"
+        somebody.bind(f"{tmp_path}/http.sock")
+        somebody.listen()
+    with somebody:
+        running = taktd(YAML.format(folder=tmp_path).replace("127.0.0.1:0", address))
+        assert f"HTTP can't listen at {address}" in running.log
+        (door,) = [door for door in running.ask("status")["doors"] if door["name"] == "http"]
+        assert not door["serving"]
+        with running.connect() as node, node.attach("walk") as lane:
+            assert lane.infer().ok
+    eventually(lambda: f"HTTP listens at {address}" in running.log, 10, "it is tried again")
+    if kind == "tcp":
+        assert get(running, "/health/live") == (200, "live\n")
 
 
 def test_nonsense_is_answered_or_hung_up_on(served: Running) -> None:
