@@ -23,10 +23,11 @@ from taktd.daemon.execution.duty import DutyLimiter, real_time_share_ppm
 from taktd.daemon.execution.grace import Estate, Grace, SupervisorLink
 from taktd.daemon.execution.lane_table import DeviceBroken, LaneTable
 from taktd.daemon.execution.link import LinkClosed
-from taktd.daemon.execution.rights import take_rights
+from taktd.daemon.execution.rights import leave_rights, take_rights
 from taktd.daemon.execution.served_lane import ServedLane
 from taktd.daemon.execution.setup import freeze, prepare
 from taktd.daemon.execution.watch_thread import start_watch
+from taktd.daemon.execution.witness import open_witness
 from taktd.daemon.recording.record import Recorder
 from taktd.daemon.schedule.cause import NONE
 from taktd.daemon.schedule.job import EXPIRE, NEVER, START, Expire, Job, Wait
@@ -78,6 +79,7 @@ class Executor:
         self.closed_loop_ns = CLOSED_LOOP_NS if plan["cores"] else 0
         self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
         self.in_line = True  # some ledger is not ours, and may become so
+        self.witness: _core.Witness | None = None
         self.draining = False
         self.stopped = False
         self._awake = Awake(server)
@@ -86,6 +88,12 @@ class Executor:
         self._duty_due_ns = 0
         self._spin_until_ns = 0
         self._waited_for = (-1, -1)  # what the last recorded decision to wait said
+
+    def watch_core(self, witness: _core.Witness | None) -> None:
+        """From now on runs that took too long are put down to the machine where their core stood still."""
+        self.witness = witness
+        if witness is not None:
+            self.server.set_witness(witness)
 
     # ---- the real-time path ----
 
@@ -178,7 +186,8 @@ class Executor:
 
     def _explain(self, jobs: tuple[Job, ...], started_ns: int, ended_ns: int) -> None:
         """As ``_note``, for a dispatch that was late or too long: time without a core is the machine's doing."""
-        self._note(jobs, started_ns, ended_ns, min(self._awake.away_ns(), ended_ns - started_ns))
+        away_ns = self._awake.away_ns() + (self.witness.absent_ns(ended_ns) if self.witness else 0)
+        self._note(jobs, started_ns, ended_ns, min(away_ns, ended_ns - started_ns))
 
     def _complete(self, job: Job, status: int, ended_ns: int) -> None:
         lane = self.lanes[job.lane]
@@ -359,6 +368,8 @@ def main() -> int:
         return _run(link)
     except LinkClosed:
         return 0
+    finally:
+        leave_rights()
 
 
 def _run(link: SupervisorLink) -> int:
@@ -374,7 +385,9 @@ def _run(link: SupervisorLink) -> int:
         # A device may still come: its nodes appear late after a boot, a driver is being upgraded.
         link.send({"op": "failed", "error": str(error), "device": isinstance(error, DeviceFailure)})
         return EXIT_FAILED
-    start_watch(server, prepared.rights, usable)
+    beside = plan.get("prepare")
+    if not beside:
+        start_watch(server, prepared.rights, usable)
     estate.loaded = {"op": "loaded", "records": True, "relabels": True, **prepared.as_json()}
     link.send(estate.loaded)
     costs, _ = estate.serve, _ = _next_message(link, "serve")
@@ -385,10 +398,12 @@ def _run(link: SupervisorLink) -> int:
         member = os.getpid()
         _core.succession_set(ledger_fd, member)
     rights = prepared.rights
-    if plan.get("prepare"):
+    if beside:
         # Asleep from here on, and awake at once when it is its turn.
-        rights = take_rights(plan["cores"], plan["priority"])
+        rights = take_rights(plan["cores"], plan["priority"], prepared.helpers)
+        start_watch(server, rights, usable)
         table.told.append({"op": "rights", "rights": rights.as_json()})
+    executor.watch_core(open_witness(rights))
     table.join(member, rights)
     link.send({"op": "ready"})
     try:
@@ -400,6 +415,7 @@ def _run(link: SupervisorLink) -> int:
         })  # fmt: skip
         # At once: a driver whose context is broken may take its time to take leave, and the jobs wait.
         os._exit(EXIT_BROKEN)
+    leave_rights()  # the core belongs to whoever serves now
     return 0
 
 

@@ -3,17 +3,17 @@
 An adaptive number of runs within a time cap, with pauses, so that a real-time process stays below the kernel's throttle
 (back-to-back runs under SCHED_FIFO end in a 50 ms hole that is no property of the engine). A loop's jobs have pauses
 between them, in which others take the caches: where a pause is asked for, it comes so often that the tail is that of
-runs after it. A run during which the thread was switched out says something about the machine, not about the engine: it
-is counted, and left out.
+runs after it. A run during which the thread was switched out, or its core stood still, says something about the
+machine, not about the engine: it is counted, and left out.
 
-Clock, pause and the count of involuntary switches are handed in.
+Clock, pause, the count of involuntary switches and the witness of the core are handed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypedDict
+from typing import Final, Protocol, TypedDict
 
 __all__ = ["PAUSE_NS_MAX", "CostJson", "Measurement", "measure"]
 
@@ -23,7 +23,16 @@ BLOCK_RUNS: Final = 50  # and so many runs, where a pause is asked for: p99.9 is
 PAUSE_NS_MAX: Final = 8_000_000  # longer ones make nothing colder
 RUNS_MIN: Final = 20
 RUNS_MAX: Final = 20_000
+LONG_PERCENT: Final = 125  # of the median: a run that is longer is one to ask the witness about
 RUNS_STABLE: Final = 5_000  # p99.9 of that many runs rests on five of them; more only helps if time is left
+
+
+class Witness(Protocol):
+    """Sees that the core stood still beyond a moment at which a run should have been over."""
+
+    def expect(self, due_ns: int, /) -> None: ...
+    def over(self) -> None: ...
+    def absent_ns(self, now_ns: int, /) -> int: ...
 
 
 class CostJson(TypedDict):
@@ -37,7 +46,7 @@ class CostJson(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Run times in ns, sorted, of runs that were not switched out; if all were, of all runs."""
+    """Run times in ns, sorted, of runs that kept their core; if none did, of all runs."""
 
     times_ns: tuple[int, ...]
     switched_out: int
@@ -66,24 +75,32 @@ def measure(
     pause: Callable[[int], None],
     switches: Callable[[], int],
     pause_ns: int = 0,
+    witness: Witness | None = None,
 ) -> Measurement:
     """Runs ``run`` until ``RUNS_STABLE`` clean runs are in or ``cap_ns`` has passed, at least ``RUNS_MIN`` times.
 
     ``pause(ns)`` sleeps; ``switches()`` is the thread's count of involuntary context switches; ``pause_ns``: between
-    the jobs of a loop that runs it (0: none does).
+    the jobs of a loop that runs it (0: none does); ``witness``: of the core, where a hypervisor may stop it.
     An engine slower than the cap allows is run three times whatever that takes.
     """
     clean: list[int] = []
     disturbed: list[int] = []
     begin = block = clock()
-    block_runs = 0
+    block_runs = runs = long_ns = 0
     while True:
         before = switches()
+        if witness and runs >= RUNS_MIN and not runs & (runs - 1):  # at each power of two
+            long_ns = sorted(clean or disturbed)[len(clean or disturbed) // 2] * LONG_PERCENT // 100
+        if witness and long_ns:
+            witness.expect(clock() + long_ns)
         start = clock()
         run()
         end = clock()
-        (clean if switches() == before else disturbed).append(end - start)
-        runs = len(clean) + len(disturbed)
+        if witness:
+            witness.over()
+        kept = switches() == before and not (witness and long_ns and witness.absent_ns(end))
+        (clean if kept else disturbed).append(end - start)
+        runs += 1
         spent = end - begin
         if runs >= RUNS_MAX or len(clean) >= RUNS_STABLE:
             break

@@ -331,7 +331,7 @@ PyMODINIT_FUNC PyInit__core(void)
 {
 	PyObject *module = PyModule_Create(&module_def);
 
-	if (module && takt_py_server_init(module) < 0)
+	if (module && (takt_py_server_init(module) < 0 || takt_py_witness_init(module) < 0))
 		Py_CLEAR(module);
 #ifdef TAKT_CORE_CLIENT
 	if (module && takt_py_client_init(module) < 0)

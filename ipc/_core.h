@@ -33,6 +33,8 @@ PyObject *takt_py_dims(uint32_t rank, const int64_t *dims);
 
 /* _core_server.c */
 int takt_py_server_init(PyObject *module);
+/* _core_witness.c */
+int takt_py_witness_init(PyObject *module);
 /* _core_client.c: the client's half of the module */
 int takt_py_client_init(PyObject *module);
 

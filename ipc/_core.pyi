@@ -158,6 +158,28 @@ def switched_out() -> int:
     """How often the calling thread has lost its core against its will."""
 
 @final
+class Witness:
+    """A thread that sees its core stand still, as under a hypervisor that gives it away: a timer goes off late.
+
+    For runs of a thread that is pinned to the same single core at a lower FIFO priority.
+    """
+
+    def __init__(self, priority: int, cores: Sequence[int]) -> None:
+        """Start it, SCHED_FIFO. OSError where that is not permitted."""
+
+    def expect(self, due_ns: int) -> None:
+        """A run begins that should be over at due_ns; replaces what was expected before. A system call."""
+
+    def absent_ns(self, now_ns: int) -> int:
+        """How long the core stood still from the expected moment on; 0 where that is no more than a wake-up takes.
+
+        Of the last run. What was over before the expected moment is not seen.
+        """
+
+    def over(self) -> None:
+        """The run is over: no more looking."""
+
+@final
 class Server:
     """The lanes that one executor serves. Belongs to one thread; only `wait` releases the GIL."""
 
@@ -302,6 +324,9 @@ class Server:
 
     def runs_late(self, lane: int) -> None:
         """Jobs of this lane are run however late they are: the watch answers none of them."""
+
+    def set_witness(self, witness: Witness) -> None:
+        """From now on `begin` tells the witness when each run will have used up its cost. Kept to the process's end."""
 
     def watch(self, priority: int, cores: Sequence[int]) -> None:
         """Start the thread that answers hopeless jobs in long runs. priority 0: SCHED_OTHER; no cores: as here."""

@@ -504,6 +504,7 @@ static PyMethodDef methods[] = {
 	{"keep_record", server_keep_record, METH_O, NULL},
 	{"runs_late", server_runs_late, METH_O, NULL},
 	{"watch", server_watch, METH_VARARGS, NULL},
+	{"set_witness", takt_py_set_witness, METH_O, NULL},
 	FAST(complete),
 	FAST(slot_address),
 	FAST(shapes),

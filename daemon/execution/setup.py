@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from taktd.daemon.execution.dispatch_cost import dispatch_cost_ns
-from taktd.daemon.execution.rights import Rights, take_rights
+from taktd.daemon.execution.rights import Rights, move_to, take_rights, threads
+from taktd.daemon.execution.witness import open_witness
 from taktd.engines.engine import BuiltEngine, EngineSpec, WarmEngine
 from taktd.engines.errors import ModelRefused
 from taktd.engines.factory import computes_the_model, engine_opener
@@ -37,6 +38,7 @@ class Prepared:
     engines: dict[str, WarmEngine]
     measured: dict[str, dict[int, CostJson]]  # model → batch size → cost; only what was measured now
     dispatch_ns: int
+    helpers: set[int] = field(default_factory=set)  # threads of engines that need the rights it will serve with
     verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
     notes: list[str] = field(default_factory=list)
     gpu: dict[str, Any] | None = None  # which card it is
@@ -75,16 +77,25 @@ def prepare(plan: dict[str, Any], tell: Callable[[str], None] = lambda _: None) 
         for name, model in models.items()
         if "verify" in model and computes_the_model(plan["driver"])
     }
+    # Beside another executor that serves it makes do with less, and loads as an ordinary process: a second of work at
+    # any real-time priority uses up the share that the kernel leaves to real-time work on that core, the other's too.
+    beside = plan.get("prepare")
+    room = beside or plan
+    before = threads()
+    if beside:
+        move_to(beside["cores"])
     # The engines' own threads and arenas are made under the affinity they keep.
-    room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
-    rights = take_rights(room["cores"], room["priority"])
-    prepared = Prepared(rights, {}, {}, 0)
+    prepared = Prepared(Rights() if beside else take_rights(room["cores"], room["priority"]), {}, {}, 0)
     open_engine = engine_opener(plan["driver"], alone=plan.get("alone", not plan.get("prepare")), tell=tell)
     prepared.gpu = open_engine.gpu
     for name, model in models.items():
         prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
+    if beside:
+        prepared.helpers = threads() - before
+        prepared.rights = take_rights(room["cores"], room["priority"], prepared.helpers)
+    witness = open_witness(prepared.rights)
     prepared.measured = {
-        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS), model["pause_ns"])
+        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS), model["pause_ns"], witness)
         for name, model in models.items()
         if not model.get("measured")
     }
@@ -92,7 +103,7 @@ def prepare(plan: dict[str, Any], tell: Callable[[str], None] = lambda _: None) 
         # Its process died: the loops are with a stand-in, and come back only to an engine that works.
         for _ in proof(prepared.engines[name], plan["prove"], _slowest_ns(model), _core.now):
             time.sleep(0)
-    prepared.dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns()
+    prepared.dispatch_ns = plan.get("dispatch_ns") or dispatch_cost_ns(witness)
     return prepared
 
 
@@ -140,7 +151,7 @@ def _slowest_ns(model: dict[str, Any]) -> int:
     return int(model["measured"]["1"]["max_ns"]) if model.get("measured") else 0
 
 
-def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int) -> dict[int, CostJson]:
+def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int, witness: _core.Witness | None) -> dict[int, CostJson]:
     costs: dict[int, CostJson] = {}
     for size in range(1, engine.spec.max_batch + 1):
         batch = engine.batch(size)
@@ -152,6 +163,7 @@ def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int) -> dict[int, CostJs
             switches=_core.switched_out,
             # Loops are never batched: larger batches are best effort's, which has no pauses when it matters.
             pause_ns=pause_ns if size == 1 else 0,
+            witness=witness,
         )
         costs[size] = found.as_json()
     return costs

@@ -492,6 +492,8 @@ int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot,
 	lane->next_arrival_ns = next_arrival_ns;
 	if (!more) {
 		takt_server_running(server, now_ns, lane->budget_ns != 0 ? lane->budget_ns : TAKT_BUDGET_UNKNOWN_NS);
+		if (server->witness && cost_ns != 0)
+			takt_witness_expect(server->witness, now_ns + cost_ns);
 		takt_watch_begin(server, index, now_ns, cost_ns);
 	}
 	return 0;
@@ -500,6 +502,8 @@ int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot,
 void takt_server_end(struct takt_server *server)
 {
 	takt_watch_end(server);
+	if (server->witness)
+		takt_witness_over(server->witness);
 	takt_server_running(server, 0, 0);
 }
 

@@ -104,6 +104,8 @@ enum {
 	TAKT_EVENTS_MAX = 32,
 	TAKT_WATCH_TICK_NS = 1000000,  /* the watch looks this often during runs: an answer is that late at most */
 	TAKT_WATCH_AFTER_NS = 500000,  /* and leaves runs alone that have just begun */
+	TAKT_WITNESS_LATE_NS = 50000,  /* a timer that goes off this late was kept from it; a wake-up takes less */
+	TAKT_WITNESS_EVERY_NS = 100000,
 	TAKT_THREAD_STACK_BYTES = 65536,
 	TAKT_LEDGERS_MAX = 8,         /* that one executor can serve: its own and those it stands in for */
 	TAKT_MEMBERS_MAX = 16,        /* of one ledger, that an executor knows how to fence */
@@ -196,7 +198,8 @@ struct takt_server {
 	uint32_t muted_count;
 	uint32_t recording; /* poll writes what it hands out into the journal */
 	uint32_t pending_count; /* jobs taken and not completed, over all lanes */
-	struct takt_watch *watch; /* NULL: none */
+	struct takt_watch *watch;     /* NULL: none */
+	struct takt_witness *witness; /* NULL: none; its owner's */
 	uint32_t start;  /* round-robin start of the next poll */
 	uint32_t events; /* TAKT_WOKE_* seen and not yet reported */
 	uint64_t all_empty_ns; /* last time that all active rings were found empty */
@@ -327,6 +330,14 @@ uint32_t takt_watch_collect(struct takt_server *server, struct takt_job *jobs);
 void takt_watch_forget(struct takt_server *server, uint32_t lane); /* what it found there and poll has not handed out */
 /* A thread without Python: `priority` FIFO on `cores`; signals are for other threads. */
 int takt_thread_start(pthread_t *thread, int priority, const cpu_set_t *cores, void *(*entry)(void *), void *argument);
+
+/* witness.c. On the executor's own core, above its priority; due_ns: when the run has used up its cost. */
+int takt_witness_start(struct takt_witness **out, int priority, const cpu_set_t *cores);
+void takt_witness_stop(struct takt_witness *witness);
+void takt_witness_expect(struct takt_witness *witness, uint64_t due_ns);
+void takt_witness_over(struct takt_witness *witness); /* the run is */
+/* For how long the core stood still in this run from due_ns on; what is no longer than a wake-up takes counts for nothing. */
+uint64_t takt_witness_absent_ns(const struct takt_witness *witness, uint64_t now_ns);
 
 /* Between the files */
 void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot);

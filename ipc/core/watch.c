@@ -91,7 +91,7 @@ static uint64_t run_cpu_ns(const struct takt_watch *watch)
 }
 
 /* Why a job was lost behind the run: the run is what was admitted; or longer, by itself or because its thread has had no
- * core. Half of the excess is enough for that: a first look comes some time after the start. */
+ * core, or the core itself stood still. Half of the excess is enough for that: a first look comes some time after the start. */
 static void blame(const struct takt_watch *watch, uint64_t now_ns, struct takt_verdict *verdict)
 {
 	uint64_t ran_ns = now_ns - watch->run_started_ns, away_ns = now_ns - watch->looked_ns, had_ns;
@@ -102,6 +102,8 @@ static void blame(const struct takt_watch *watch, uint64_t now_ns, struct takt_v
 		return;
 	had_ns = run_cpu_ns(watch) - watch->looked_cpu_ns;
 	away_ns = away_ns > had_ns ? away_ns - had_ns : 0;
+	if (watch->server->witness)
+		away_ns += takt_witness_absent_ns(watch->server->witness, now_ns);
 	if (2 * away_ns < ran_ns - watch->run_cost_ns) {
 		verdict->cause = TAKT_CAUSE_OVERRUN;
 		return;

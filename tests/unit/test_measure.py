@@ -94,6 +94,60 @@ def test_if_all_runs_were_switched_out_their_times_are_all_there_is() -> None:
     assert found.as_json()["p50_ns"] == 50_037_000
 
 
+class Guest(Machine):
+    """A machine whose core a hypervisor takes away in every 100th run: no switch is counted, only a timer is late."""
+
+    STOLEN_NS = 5_000_000
+
+    def __init__(self, cost_ns: int) -> None:
+        super().__init__(cost_ns)
+        self.due_ns = self.absence_ns = 0
+
+    def run(self) -> None:
+        super().run()
+        self.absence_ns = 0
+        if self.runs % 100 == 0:
+            self.now_ns += self.STOLEN_NS
+            self.absence_ns = max(0, self.now_ns - self.due_ns) if self.due_ns else 0
+
+    def expect(self, due_ns: int) -> None:
+        self.due_ns = due_ns
+
+    def over(self) -> None:
+        self.due_ns = 0
+
+    def absent_ns(self, now_ns: int) -> int:
+        assert now_ns == self.now_ns
+        return self.absence_ns
+
+
+def test_runs_during_which_the_core_stood_still_are_counted_and_left_out() -> None:
+    guest = Guest(200_000)
+    found = measure(
+        guest.run,
+        cap_ns=2_000_000_000,
+        clock=lambda: guest.now_ns,
+        pause=guest.pause,
+        switches=lambda: 0,
+        witness=guest,
+    )
+    assert found.times_ns[-1] == 200_000
+    assert found.switched_out == guest.runs // 100
+
+
+def test_a_run_that_is_long_by_itself_is_left_in() -> None:
+    class Slow(Guest):
+        def absent_ns(self, now_ns: int) -> int:
+            return 0
+
+    slow = Slow(200_000)
+    found = measure(
+        slow.run, cap_ns=2_000_000_000, clock=lambda: slow.now_ns, pause=slow.pause, switches=lambda: 0, witness=slow
+    )
+    assert found.times_ns[-1] == 200_000 + Slow.STOLEN_NS
+    assert found.switched_out == 0
+
+
 def test_a_quantile_is_a_measured_value_that_enough_runs_did_not_exceed() -> None:
     found = Measurement(tuple(range(1, 1001)), 0)
     assert found.quantile_ns(500_000) == 500
