@@ -235,7 +235,8 @@ def clocksource(tree: Tree, subject: Subject) -> Finding:
     if current in ("tsc", "arch_sys_counter"):
         return Finding("clocksource", "ok", evidence, why)
     if current in ("kvm-clock", "hyperv_clocksource_tsc_page", "xen"):
-        mend = f"echo tsc >{folder}/current_clocksource" if "tsc" in available else ""
+        elsewhere = "on the host: give the guest an invariant TSC (libvirt: <feature policy='require' name='invtsc'/>)"
+        mend = f"echo tsc >{folder}/current_clocksource" if "tsc" in available else elsewhere
         return Finding("clocksource", "warning", evidence + ": a virtual machine's clock", why, mend)
     mend = f"echo tsc >{folder}/current_clocksource" if "tsc" in available else _grub("tsc=reliable")
     return Finding("clocksource", "fail", evidence, why, mend)
@@ -265,7 +266,7 @@ def virtual_machine(tree: Tree, subject: Subject) -> Finding:
             "warning",
             f"inside a container ({container}); {steal}",
             "what a container may set, and what others do on its cores, is decided outside",
-            "",
+            "run taktd, and taktctl doctor, on the machine itself",
         )
     if not tree.exists("/proc/cpuinfo"):
         return Finding("virtual-machine", "unknown", "/proc/cpuinfo is missing", why)

@@ -241,7 +241,11 @@ def test_one_change_is_seen_by_its_check(
         tree = Tree(tmp_path / "root")
     else:
         tree = changed(tmp_path, path, content)
-    assert finding_of(examine(tree, Subject(cores=frozenset({3}))), check).level == level
+    found = finding_of(examine(tree, Subject(cores=frozenset({3}))), check)
+    assert found.level == level
+    assert found.evidence
+    assert found.why
+    assert found.mend
 
 
 def test_a_real_time_kernel_is_fine_without_a_gpu_and_a_warning_with_one(tmp_path: Path) -> None:
