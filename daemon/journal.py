@@ -29,6 +29,7 @@ MESSAGE_IDS: Final[dict[str, str]] = {
     "gateway-died": "1c8d370bc7884b60b9a330d9d19d617e",
     "handover": "b7c1f0a4e1a94c0d9f2f3c5d6a8e7b10",
     "stand-in-lost": "2f6d1c9be0b84a7f8d35a1e47c90b3d2",
+    "gpu-fault": "a7f0b1d45c9e4f02b6a4d2c81e93570f",
     "fault-injected": "d9de4908c48646ed92183bb441a38c0f",
 }
 

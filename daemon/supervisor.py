@@ -47,10 +47,12 @@ from taktd.daemon.supervision import idle_latency
 from taktd.daemon.supervision.device_plan import FallbackRefused, Inspection, plans_of
 from taktd.daemon.supervision.devices import Devices
 from taktd.daemon.supervision.fault_commands import FaultCommands, forget_faults
+from taktd.daemon.supervision.first_judgement import FirstJudgement
 from taktd.daemon.supervision.gateway_process import GatewayProcess, wanted
+from taktd.daemon.supervision.gpu_watch import GpuWatch
 from taktd.daemon.supervision.kept_process import Message, State
 from taktd.daemon.supervision.lanes import Lane
-from taktd.daemon.supervision.member import Member, Schedule, TooMuch
+from taktd.daemon.supervision.member import Member, TooMuch
 from taktd.daemon.supervision.served_device import STAND_IN
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
@@ -107,7 +109,8 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._handing_over = False  # the stop is to make room for another taktd
         self._changed = asyncio.Event()
-        self._judged = False
+        self._first = FirstJudgement(self)
+        self._gpu_watch = GpuWatch(self.devices)
 
     # ---- start to end ----
 
@@ -118,9 +121,9 @@ class Supervisor:
         self._listen_to_signals()
         work = asyncio.create_task(self._serve())
         stop = asyncio.create_task(self._stop.wait())
-        watch = asyncio.create_task(self.watch.run())
+        watches = [asyncio.create_task(self.watch.run()), asyncio.create_task(self._gpu_watch.run())]
         try:
-            ends: list[asyncio.Future[Any]] = [work, stop, watch, self._failure]
+            ends: list[asyncio.Future[Any]] = [work, stop, *watches, self._failure]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for ended in ends:
                 if ended.done() and not ended.cancelled() and (error := ended.exception()):
@@ -129,9 +132,9 @@ class Supervisor:
         except (ModelRefused, NotAdmitted, TooMuch, FallbackRefused) as refused:
             raise StartRefused(str(refused), EXIT_CONFIGURATION) from None
         finally:
-            for task in (work, stop, watch):
+            for task in (work, stop, *watches):
                 task.cancel()
-            await asyncio.gather(work, stop, watch, return_exceptions=True)
+            await asyncio.gather(work, stop, *watches, return_exceptions=True)
             await (self.takeover.hand_over() if self._handing_over else self._end())
             lock.close()
 
@@ -275,34 +278,24 @@ class Supervisor:
             self.takeover.write_down()
 
     def member_loaded(self, member: Member) -> None:
-        """When the last one has loaded, admission decides for all of them."""
-        members = {name: device.member for name, device in self.devices.items()}
-        if self._judged or not all(m.process.loaded_message for m in members.values()):
-            return
-        self._judged = True
+        """It waits for admission."""
+        self.judge_first()
+
+    def judge_first(self) -> None:
+        """Admit whoever has loaded and has not been judged, if it is time."""
         try:
-            judgements = self.judge_for(self.configuration)(members)
+            self._first.look()
         except NotAdmitted as refusal:
             self._fail(refusal)
-            return
-        for name, judged in judgements.items():
-            for warning in judged.warnings:
-                log("warning", warning, device=name)
-            for loop, why in judged.shed.items():
-                log("warning", f"loop {loop} is not served, it does not fit: {why}", device=name, loop=loop)
-            for loop, why in judged.standby_reason.items():
-                log("warning", f"loop {loop}: its stand-in on {name} is not certified: {why}", device=name, loop=loop)
-            if judged.reason:
-                log("warning", f"device {name} is not certified: {judged.reason}", device=name)
-            members[name].serve(Schedule.of(judged))
-        self.watch.certify()
 
     def judge_for(self, configuration: Configuration) -> Judge:
         """Admission of a configuration by what executors have measured."""
 
         def judge_members(members: Mapping[str, Member]) -> dict[str, Judgement]:
             evidence = {
-                name: Evidence(m.measured, m.dispatch_ns, m.rights, m.measured_real_time) for name, m in members.items()
+                name: Evidence(m.measured, m.dispatch_ns, m.rights, m.measured_real_time)
+                for name, m in members.items()
+                if m.schedule is not None or m.process.loaded_message  # else it is judged when it is there
             }
             return judge(configuration, evidence, real_time_share_ppm())
 
@@ -337,6 +330,7 @@ class Supervisor:
                     self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
                 elif process.tries >= FIRST_TRIES_MAX:
                     self._fail(StartRefused(f"executor {device.name} does not start: it {process.error}"))
+        self.judge_first()
         self._changed.set()
 
     def lane_ended(self, lane: Lane, reason: int, text: str) -> None:
@@ -386,11 +380,11 @@ class Supervisor:
         """One line for systemd and the log."""
         up = [d for d in self.devices.values() if d.serving]
         loops = sum(len(d.served_loops()) for d in up)
-        missing = [f"{d.name}: {d.member.doing}" for d in self.devices.values() if not d.serving]
+        missing = [f"{d.name}: {d.doing}" for d in self.devices.values() if not d.serving]
         if missing:
             return f"not ready: {'; '.join(missing)}"
         served_by = [(d, d.serving.home) for d in up if d.serving and d.role == STAND_IN]
-        stand_ins = [f"{d.name} by its stand-in {home} ({d.member.doing})" for d, home in served_by]
+        stand_ins = [f"{d.name} by its stand-in {home} ({d.doing})" for d, home in served_by]
         told = f", {', '.join(stand_ins)}" if stand_ins else ""
         return f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from taktd.drivers.cuda_probe import CudaInfo
 from taktd.drivers.fault import DeviceFault, FaultKind
 
-__all__ = ["matches", "select", "select_all"]
+__all__ = ["matches", "select", "twins_among"]
 
 _PCI = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$", re.IGNORECASE)
 
@@ -53,17 +53,18 @@ def select(devices: Sequence[CudaInfo], wanted: str) -> CudaInfo:
     )
 
 
-def select_all(devices: Sequence[CudaInfo], wanted: Mapping[str, str]) -> dict[str, CudaInfo]:
-    """``{name in the configuration: device}``. Raises ``DeviceFault`` also if two names mean one device."""
-    chosen: dict[str, CudaInfo] = {}
+def twins_among(opened: Mapping[str, CudaInfo], wanted: Mapping[str, str]) -> str:
+    """Two names of a configuration for one card, in words; "" where there are none.
+
+    ``opened``: cards by the name whose executor has opened them; ``wanted``: what a name calls its card.
+    """
     for name, selector in wanted.items():
-        device = select(devices, selector)
-        twin = next((other for other, taken in chosen.items() if taken.uuid == device.uuid), None)
-        if twin is not None:
-            raise DeviceFault(
-                FaultKind.INVALID_USE,
-                f"devices {twin!r} and {name!r} are the same GPU {device.uuid} ({device.name})",
-                hint="One GPU has one executor: remove one of them and move its loops to the other.",
-            )
-        chosen[name] = device
-    return chosen
+        for other, card in opened.items():
+            own = opened.get(name)
+            if other != name and (own.uuid == card.uuid if own else matches(card, selector)):
+                return (
+                    f"devices {name} and {other} are the same GPU: {name} is {selector!r}, {other} is {card.uuid} "
+                    f"({card.name}, PCI {card.pci}, index {card.index}); allowed is one device for one GPU\n"
+                    f"  to do: remove one of them, and move its loops to the other"
+                )
+    return ""

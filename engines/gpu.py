@@ -141,10 +141,19 @@ def open_engine(spec: EngineSpec, device: CudaDevice, options: GpuOptions) -> Bu
 
         return OnnxCudaEngine(spec, device, urgency=options.urgency, timeout_ns=options.timeout_ns)
     library = find_library(options.flavour)
-    plan = _given(spec, options.plan) if options.plan else _cached(spec, device, library, options)
-    return TensorRtEngine(
-        spec, device, library, plan, urgency=options.urgency, timeout_ns=options.timeout_ns, plugins=options.plugins
-    )
+
+    def engine(plan: bytes) -> TensorRtEngine:
+        more = {"urgency": options.urgency, "timeout_ns": options.timeout_ns}
+        return TensorRtEngine(spec, device, library, plan, **more, plugins=options.plugins)
+
+    if options.plan:
+        return engine(_given(spec, options.plan))
+    identity = plan_identity(spec, device, device.driver_version, library, options)
+    plan = _cached(spec, identity, options)
+    try:
+        return engine(plan)
+    except ModelRefused as refused:  # it can't be what its name says: foreign all the same
+        raise PlanMissing(spec, identity, str(refused)) from refused
 
 
 def _given(spec: EngineSpec, path: str) -> bytes:
@@ -160,8 +169,7 @@ def _given(spec: EngineSpec, path: str) -> bytes:
         ) from error
 
 
-def _cached(spec: EngineSpec, device: CudaDevice, library: Library, options: GpuOptions) -> bytes:
-    identity = plan_identity(spec, device, device.driver_version, library, options)
+def _cached(spec: EngineSpec, identity: PlanIdentity, options: GpuOptions) -> bytes:
     try:
         found = PlanCache(Path(options.cache)).load(identity)
     except PlanRejected as rejected:
@@ -178,7 +186,8 @@ def build_missing(
     """Builds the plan into the cache, in a process of its own, and waits for it: before an executor serves anything.
 
     What is in the cache under that name and can't be trusted is taken away first. Its manifest then says what it
-    answered and took here. Raises ``ModelRefused``, ``EngineFailure``, ``OSError``. ``tell``: what it is doing, in words; empty at the end.
+    answered and took here. ``tell``: what it is doing, in words; empty at the end. Raises ``ModelRefused``,
+    ``EngineFailure``, ``OSError``.
     """
     cache = PlanCache(Path(options.cache))
     cache.remove(identity)

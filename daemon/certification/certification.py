@@ -89,9 +89,9 @@ def judge(
 
 
 def _all_real_time(configuration: Configuration, home: str, evidence: Mapping[str, Evidence]) -> bool:
-    """Of everybody who may serve a device: who watches it does not know whom."""
+    """Of everybody who may serve a device: who watches it does not know whom. Who is not there yet is like the rest."""
     names = {home, *(one.device for loop in configuration.loops_on(home) for one in loop.fallback if one.device)}
-    return all(name in evidence and evidence[name].real_time for name in names)
+    return all(evidence[name].real_time for name in names if name in evidence)
 
 
 def _judge_device(

@@ -16,10 +16,12 @@ from typing import Final
 from taktd.daemon.certification.certification import Judgement
 from taktd.daemon.config.configuration import Configuration
 from taktd.daemon.doors.lane_protocol import Kind
+from taktd.daemon.handover.gpu_room import NoRoom, make_room
 from taktd.daemon.handover.probation import Probation
 from taktd.daemon.logbook import log
 from taktd.daemon.supervision.device_plan import DevicePlan
 from taktd.daemon.supervision.devices import Devices, PassOverFailed
+from taktd.daemon.supervision.gpu_twins import twins
 from taktd.daemon.supervision.lanes import Arrangement, Full, Lane
 from taktd.daemon.supervision.member import Member, Schedule, TooMuch
 from taktd.daemon.supervision.served_device import ServedDevice
@@ -79,21 +81,38 @@ class Change:
     async def prepare(self) -> None:
         """Executors for what is touched, ready to take over. Raises ChangeRefused, NotAdmitted; then nobody is left."""
         try:
-            self._begin()
-            await self._all_of("load", LOAD_S_MAX, lambda m: bool(m.process.loaded_message))
+            await self._begin()
+            await self._all_of("load", self._load_s_max(), lambda m: bool(m.process.loaded_message))
             self._serve()
             await self._all_of("get ready", READY_S_MAX, lambda m: m.ready)
         except BaseException:
             await self._end([part.new for part in self.parts])
             for part in self.parts:
                 part.device.lanes.discard(part.arrangement)
+                self.devices.members.discard(part.new)  # it may never have been started
             self._reschedule()
             self.devices.forget_coming()
+            self._go_on()
             raise
 
-    def _begin(self) -> None:
+    def _load_s_max(self) -> float:
+        """Every model of a GPU may have to be built."""
+        plans = [part.new.plan for part in self.parts]
+        builds_ns = [len(plan.models) * plan.device.gpu.build_limit_ns for plan in plans if plan.device.gpu]
+        return LOAD_S_MAX + max(builds_ns, default=0) / 1e9
+
+    def _go_on(self) -> None:
+        """The change is over: loops go back to whom they belong to."""
+        self.devices.changing = False
+        for device in self.devices.values():
+            self.devices.choose(device)
+
+    async def _begin(self) -> None:
         arrangements: dict[str, Arrangement] = {name: device.lanes.loops for name, device in self.devices.items()}
         names = touched(self.devices, self.plans)
+        gpus = {name: plan.device.gpu.device for name, plan in self.plans.items() if plan.device.gpu is not None}
+        if same := twins([one.member for name, one in self.devices.items() if name in self.plans], gpus):
+            raise ChangeRefused(same)
         try:
             for name in names:
                 device = self.devices.find(name) if name in self.devices else self.devices.add(name, self.configuration)
@@ -105,9 +124,10 @@ class Change:
                 new.process.keep = False
                 old = device.member if name in self.devices else None
                 self.parts.append(Part(device, new, arrangements[name], old, device.lanes.loops))
+            await make_room(self.devices, names)
             for part in self.parts:
                 part.new.process.start()
-        except (Full, TooMuch, OSError) as error:
+        except (Full, TooMuch, OSError, NoRoom) as error:
             raise ChangeRefused(str(error)) from None
 
     async def _all_of(self, what: str, seconds: float, done: Callable[[Member], bool]) -> None:
@@ -204,9 +224,7 @@ class Change:
         for part in self.parts:
             part.device.lanes.discard(part.arrangement)
         self.devices.forget_coming()
-        self.devices.changing = False
-        for device in self.devices.values():
-            self.devices.choose(device)
+        self._go_on()
         raise ChangeRefused(why)
 
     async def _give_back(self, device: ServedDevice, old: Member) -> None:
@@ -245,9 +263,7 @@ class Change:
                 part.new.process.start()
         for device in self.removed:
             device.member.process.keep = False
-        self.devices.changing = False
-        for device in self.devices.values():
-            self.devices.choose(device)
+        self._go_on()
         await self._end(olds)
         for part in self.parts:
             part.device.lanes.discard(part.before)

@@ -169,6 +169,7 @@ class Devices(Mapping[str, ServedDevice]):
         return serving is None or serving.home != member.home
 
     def member_works(self, member: Member) -> None:
+        self.find(member.home).progress = member.progress
         self._observer.devices_changed()
 
     def member_begins(self, member: Member) -> Message:
@@ -197,6 +198,8 @@ class Devices(Mapping[str, ServedDevice]):
         if not member.process.restarting:
             self.members.discard(member)
         self._dying.discard(member)
+        if member.progress:
+            self.find(member.home).progress = ""
         for name in member.devices:
             device = self.find(name)
             device.lanes.left(member)
@@ -293,7 +296,7 @@ class Devices(Mapping[str, ServedDevice]):
 
     def _patient(self, device: ServedDevice) -> bool:
         left_ns = self._began_ns + START_PATIENCE_NS - _core.now()
-        if device.process.tries or left_ns <= 0:
+        if device.process.tries or device.member.progress or left_ns <= 0:
             return False
         asyncio.get_running_loop().call_later(left_ns / 1e9, self.choose, device)
         return True

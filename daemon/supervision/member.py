@@ -153,11 +153,6 @@ class Member:
         self.process.adopt(expected.pid, expected.pidfd, heir.link, heir.loaded)
 
     @property
-    def doing(self) -> str:
-        """Of one that does not serve: how far it is, or why not."""
-        return self.progress or self.process.error or ("ready" if self.ready else "loading")
-
-    @property
     def gpu(self) -> dict[str, Any] | None:
         """Which card its process has opened; None where it is none, or not known yet."""
         found: dict[str, Any] | None = self.process.loaded_message.get("gpu")
@@ -310,6 +305,6 @@ class Member:
         process = self.process
         return {
             "pid": process.pid, "restarts": process.restarts, "state": process.state.value, "error": process.error,
-            "progress": self.progress if process.pid else "",
+            "gpu": self.gpu,
             "rights": self.rights if process.pid else {}, "rss_bytes": self.rss_bytes if process.pid else 0,
         }  # fmt: skip

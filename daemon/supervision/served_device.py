@@ -19,8 +19,9 @@ PRIMARY: Final = "primary"
 STAND_IN: Final = "stand-in"
 
 #: Why the executor that serves a device changed: `start` is the first one, `return` takes a change back, `hand-back`
-#: gives the loops to the primary again; `adopted` went on while taktd itself was started again after its death.
-CAUSES: Final = ("start", "died", "hung", "failed", "handover", "hand-back", "return", "adopted")
+#: gives the loops to the primary again; `adopted` went on while taktd itself was started again after its death;
+#: `loading` cleared a GPU for an engine that is loaded there.
+CAUSES: Final = ("start", "died", "hung", "failed", "handover", "hand-back", "return", "adopted", "loading")
 
 
 class ServedDevice:
@@ -36,6 +37,7 @@ class ServedDevice:
         self.since_ns = 0
         self.why = ""
         self.reason = ""
+        self.progress = ""  # of an executor of its own that does not serve yet: what it does, where that takes long
         self.switching = ""  # the cause, while we make it change
         self.switches: Counter[str] = Counter()
         self.confirmed: dict[str, str] = {}  # loop → "" when its C held in the first seconds, else why not
@@ -54,6 +56,12 @@ class ServedDevice:
         self._member = member
         self.confirmed = {}
         self._counted = {loop.name: self._runs(loop.name) for loop in member.plan.loops}
+
+    @property
+    def doing(self) -> str:
+        """Of its own executor, while that one does not serve: how far it is, or why not."""
+        process = self.member.process
+        return self.progress or process.error or ("ready" if process.ready else "loading")
 
     @property
     def process(self) -> ExecutorProcess:
@@ -171,7 +179,8 @@ class ServedDevice:
         """One entry of `status`."""
         serving = self.serving
         return self.member.as_json() | {
-            "device": self.name, "role": PRIMARY, "ready": self.process.ready and serving is not None,
+            "device": self.name, "progress": self.progress, "role": PRIMARY,
+            "ready": self.process.ready and serving is not None,
             "certified": self.certified, "not_certified": self.not_certified(), "revocations": self.revocations,
             "served_by": serving.home if serving else None, "serving_pid": serving.process.pid if serving else None,
             "serving_role": self.role or None, "since_ns": self.since_ns, "why": self.why, "reason": self.reason,

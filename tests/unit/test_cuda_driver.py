@@ -14,7 +14,7 @@ from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_fault import HINTS, KINDS, fault_of
 from taktd.drivers.cuda_memory import DirectMemory
 from taktd.drivers.cuda_probe import CudaInfo, probe
-from taktd.drivers.cuda_selection import select, select_all
+from taktd.drivers.cuda_selection import select, twins_among
 from taktd.drivers.fault import DeviceFault, FaultKind
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
@@ -219,7 +219,11 @@ def test_what_is_not_there_is_answered_with_what_is(wanted: str) -> None:
 
 
 def test_two_names_for_one_gpu_are_refused() -> None:
-    with pytest.raises(DeviceFault) as caught:
-        select_all(TWO, {"gpu0": "0", "left": TWO[0].uuid})
-    assert "'gpu0' and 'left'" in str(caught.value)
-    assert select_all(TWO, {"gpu0": "0", "right": TWO[1].uuid})["right"].index == 1
+    opened = {"gpu0": TWO[0]}
+    for selector in ("0", TWO[0].uuid, "0000:01:00.0"):
+        said = twins_among(opened, {"left": selector})
+        assert "devices left and gpu0 are the same GPU" in said
+        assert TWO[0].uuid in said
+    assert twins_among({"gpu0": TWO[0], "left": TWO[0]}, {"gpu0": "0", "left": TWO[0].uuid})
+    assert twins_among(opened, {"gpu0": "0", "right": TWO[1].uuid}) == ""
+    assert twins_among({}, {"gpu0": "0", "left": "0"}) == "", "nobody has opened a card yet"

@@ -47,6 +47,7 @@ class Observed(ctypes.Structure):
         ("live_kinds", ctypes.c_uint32),
         ("traced", ctypes.c_uint64),
         ("live", ctypes.c_int64 * len(LIVE)),
+        ("priority", ctypes.c_int64),
         ("leaked", ctypes.c_int64),
         ("count", ctypes.c_uint64 * CALLS_MAX),
         ("trace", ctypes.c_uint16 * TRACE_MAX),

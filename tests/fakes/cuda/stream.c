@@ -197,6 +197,7 @@ API CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
     ENTER(cuStreamCreateWithPriority);
+    fake_observed->priority = priority;
     return create(stream, flags, priority);
 }
 

@@ -5,7 +5,8 @@ only names that the real bindings of the version it plays have: `names/*.json` a
 lacks is taken away at import. Failures come back as the real ones do: None, False, and words in the log.
 
 FAKE_TENSORRT_VERSION: 11.4.0.106 (default), 10.16.1.11 or 10.3.0. FAKE_TENSORRT_STEP_S: how long each step of a build
-takes.
+takes. FAKE_TENSORRT_TROUBLE: a file that a test writes; while it says `nan`, outputs are NaN, and while it says
+`slow SECONDS` each run takes that much longer.
 """
 
 from __future__ import annotations
@@ -427,11 +428,21 @@ class IExecutionContext:
                     cuda.fake_cuda_host_address(addresses[name])
                 )
                 feed[name] = np.frombuffer(memory, kind).reshape(shapes[name])
+            trouble = _trouble()
+            if trouble[:1] == ["slow"]:
+                time.sleep(float(trouble[1]))
             for name, value in zip(outputs, session.run(outputs, feed), strict=True):
-                value = np.ascontiguousarray(value)
+                value = np.ascontiguousarray(np.full_like(value, np.nan) if trouble == ["nan"] else value)
                 ctypes.memmove(cuda.fake_cuda_host_address(addresses[name]), value.ctypes.data, value.nbytes)
 
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(run)
+
+
+def _trouble():
+    try:
+        return Path(os.environ["FAKE_TENSORRT_TROUBLE"]).read_text().split()
+    except (KeyError, OSError):
+        return []
 
 
 def init_libnvinfer_plugins(logger, namespace):
