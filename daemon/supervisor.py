@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from taktd.daemon import runtime_folder
 from taktd.daemon.certification.certification import Evidence, Judgement, NotAdmitted, judge
-from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, Model, load
+from taktd.daemon.config.configuration import Configuration, Model
 from taktd.daemon.config.reload import Reloader
 from taktd.daemon.doctor.gpu import GpuReader
 from taktd.daemon.doctor.preconditions import Lost
@@ -30,6 +30,7 @@ from taktd.daemon.doors.lane_door import LaneDoor
 from taktd.daemon.doors.peers import own_uid
 from taktd.daemon.execution.duty import real_time_share_ppm
 from taktd.daemon.handover.change import Judge
+from taktd.daemon.handover.start_configuration import begin_with
 from taktd.daemon.handover.takeover import Takeover
 from taktd.daemon.health import metrics
 from taktd.daemon.health.events import LOOK_S, EventFeed
@@ -38,7 +39,6 @@ from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
 from taktd.daemon.models.commands import ModelCommands
 from taktd.daemon.models.inspection import Inspector, ModelRefused
-from taktd.daemon.models.store import StoreError, resolved
 from taktd.daemon.notify import Notifier
 from taktd.daemon.recording.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.shadow.shadow import LOOK_S as SHADOW_LOOK_S
@@ -80,9 +80,12 @@ class StartRefused(Exception):
 class Supervisor:
     """One run of taktd, from a configuration to the exit code."""
 
-    def __init__(self, file: Path, configuration: Configuration, environment: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, file: Path, configuration: Configuration, environment: MutableMapping[str, str], refused: str = ""
+    ) -> None:
+        """refused: what is wrong with the file, where the configuration is not from it (start_configuration.py)."""
         self.file = file
-        self.configuration = configuration
+        self.configuration, self.refused = configuration, refused
         self.epoch = self.last_epoch = 1
         self.runtime = runtime_folder.runtime_folder(environment, own_uid())
         self.state = runtime_folder.state_folder(environment, own_uid())
@@ -183,6 +186,8 @@ class Supervisor:
         """The whole of a run: start everything, then keep telling how it goes. Ends by cancellation."""
         inspections = await self.takeover.begin()
         if inspections is None:
+            if self.refused:
+                raise StartRefused("no executor of the taktd before can be taken over", EXIT_CONFIGURATION)
             self.notifier.status("inspecting models")
             inspections = await self.inspect(self.configuration)
         plans = plans_of(self.configuration, inspections)
@@ -322,7 +327,8 @@ class Supervisor:
 
     def devices_changed(self) -> None:
         """An executor became ready, died, or serves something else."""
-        for device in self.devices.values() if not self.announced else ():
+        fresh = not self.announced and not self.takeover.went_on  # else a failing start ends what others serve
+        for device in self.devices.values() if fresh else ():
             process = device.process
             # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot.
             if not process.ready and process.tries and not process.awaits_device:
@@ -386,7 +392,10 @@ class Supervisor:
         served_by = [(d, d.serving.home) for d in up if d.serving and d.role == STAND_IN]
         stand_ins = [f"{d.name} by its stand-in {home} ({d.doing})" for d, home in served_by]
         told = f", {', '.join(stand_ins)}" if stand_ins else ""
-        return f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}"
+        refused = f", by the configuration before: {self.file} is refused" if self.refused else ""
+        return (
+            f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}{refused}"
+        )
 
     def _feed_watchdog(self) -> None:
         """Not while nobody can be made to serve a loop: then systemd shall start us again."""
@@ -467,24 +476,21 @@ class Supervisor:
 
 def main(file: Path) -> int:
     """Load, run, explain; the exit code."""
-    try:
-        configuration = resolved(load(file))
-    except ConfigurationRefused as refused:
-        log("error", f"the configuration is refused:\n{refused}", event="refused")
-        return EXIT_CONFIGURATION
-    except StoreError as error:
-        log("error", f"{error}\n  to do: {error.hint}" if error.hint else str(error), event="refused")
+    beginning = begin_with(file, os.environ)
+    if beginning.refused:
+        log("error", beginning.refused, event="refused")
+    if beginning.configuration is None:
         return EXIT_CONFIGURATION
     try:
-        return asyncio.run(_run(file, configuration))
+        return asyncio.run(_run(file, beginning.configuration, beginning.refused))
     except StartRefused as refused:
         log("error", str(refused), event="refused")
-        return refused.code
+        return EXIT_CONFIGURATION if beginning.refused else refused.code
 
 
-async def _run(file: Path, configuration: Configuration) -> int:
+async def _run(file: Path, configuration: Configuration, refused: str) -> int:
     try:
-        supervisor = Supervisor(file, configuration, os.environ)
-    except runtime_folder.FolderRefused as refused:
-        raise StartRefused(str(refused)) from None
+        supervisor = Supervisor(file, configuration, os.environ, refused)
+    except runtime_folder.FolderRefused as error:
+        raise StartRefused(str(error)) from None
     return await supervisor.run()

@@ -144,6 +144,9 @@ def _show_status(answer: dict[str, Any]) -> None:
         for d in answer["doors"]
         if not d["serving"]
     ]
+    refused = answer["refused"]
+    if refused:
+        head += f"\n[bold red]{escape(answer['configuration'])} is not what runs: it is refused[/]\n{escape(refused)}"
     _print(head, "", executors, *(["", loops] if answer["loops"] else []), *closed)
 
 

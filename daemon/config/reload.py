@@ -102,19 +102,28 @@ class Reloader:
         supervisor = self._supervisor
         supervisor.notifier.reloading(_core.now())
         try:
-            try:
-                new = await asyncio.to_thread(lambda: resolved(load(supervisor.file)))
-            except StoreError as error:
-                raise ControlError(str(error), error.hint) from None
-            changed = [".".join(path) for path in differences(supervisor.configuration, new)]
-            outdated = any(device.member.outdated for device in supervisor.devices.values())
-            if not changed and not outdated and not await self._content_changed(new):
-                return "reload: nothing has changed"
-            what = ", ".join(changed) or ("taktd itself" if outdated else "the content of model files")
-            await self._change(new, f"reload of {what}")
-            return f"reload: epoch {supervisor.epoch}, changed {what}"
+            done = await self._read_and_change()
+            supervisor.refused = ""
+            return done
+        except (ControlError, ConfigurationRefused) as refused:
+            supervisor.refused = str(refused)
+            raise
         finally:
             supervisor.notifier.ready(supervisor.status_text())
+
+    async def _read_and_change(self) -> str:
+        supervisor = self._supervisor
+        try:
+            new = await asyncio.to_thread(lambda: resolved(load(supervisor.file)))
+        except StoreError as error:
+            raise ControlError(str(error), error.hint) from None
+        changed = [".".join(path) for path in differences(supervisor.configuration, new)]
+        outdated = any(device.member.outdated for device in supervisor.devices.values())
+        if not changed and not outdated and not await self._content_changed(new):
+            return "reload: nothing has changed"
+        what = ", ".join(changed) or ("taktd itself" if outdated else "the content of model files")
+        await self._change(new, f"reload of {what}")
+        return f"reload: epoch {supervisor.epoch}, changed {what}"
 
     def _left_out(self) -> list[str]:
         """What runs by the configuration and is not admitted, or does not run: said at each change anew."""

@@ -112,10 +112,15 @@ def know(lanes: DeviceLanes, follower: Follower, heir: Heir) -> None:
             lane.known[follower] = lane.memory if inode == os.fstat(lane.memory.memfd).st_ino else _ELSEWHERE
 
 
+def unclaimed(lanes: DeviceLanes) -> list[Lane]:
+    """Lanes whose client has not come to this supervisor yet."""
+    return [lane for lane in lanes.lanes.values() if isinstance(lane.owner, Unclaimed)]
+
+
 def abandoned(lanes: DeviceLanes) -> list[Lane]:
     """Unclaimed lanes whose client is gone: nobody has the other end of the wake-up socket any more."""
     poll = select.poll()
-    waiting = {lane.memory.wake: lane for lane in lanes.lanes.values() if isinstance(lane.owner, Unclaimed)}
+    waiting = {lane.memory.wake: lane for lane in unclaimed(lanes)}
     for descriptor in waiting:
         poll.register(descriptor, 0)  # hang-ups are always told; doorbells are the executor's
     return [waiting[descriptor] for descriptor, events in (poll.poll(0) if waiting else ())

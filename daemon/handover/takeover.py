@@ -10,21 +10,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taktd.daemon.config.configuration import Configuration
+from taktd.daemon.config.durations import format_duration
+from taktd.daemon.doors.lane_protocol import Kind
 from taktd.daemon.handover import predecessor
 from taktd.daemon.handover.adoption import Heir, fence, gather
-from taktd.daemon.handover.inherited_lanes import abandoned, inherit, source_of
+from taktd.daemon.handover.inherited_lanes import abandoned, inherit, source_of, unclaimed
 from taktd.daemon.handover.predecessor import Predecessor
 from taktd.daemon.logbook import log
 from taktd.daemon.runtime_folder import EXECUTORS_SOCKET, FolderRefused
 from taktd.daemon.supervision.device_plan import DevicePlan, Inspection
-from taktd.daemon.supervision.lanes import DeviceLanes
+from taktd.daemon.supervision.lanes import DeviceLanes, Lane
 from taktd.daemon.supervision.member import Member, member_ids_after
+from taktd.ipc import _core
 
 if TYPE_CHECKING:
     from taktd.daemon.supervision.executor_process import Message
     from taktd.daemon.supervisor import Supervisor
 
 GATHER_S_MAX: Final = 3.0  # executors dial five times a second, between two jobs
+# A client claims its lane after a job: it has the grace for that, but never less than this, nor than so many periods.
+CLAIM_NS_MIN: Final = 5_000_000_000
+CLAIM_PERIODS: Final = 10
 
 
 class Takeover:
@@ -35,6 +41,9 @@ class Takeover:
         self._before: Predecessor | None = None
         self.heirs: list[Heir] = []
         self._wanted: Configuration | None = None  # what the file says, if another one was inherited
+        self.went_on = False  # executors of a supervisor before this one serve
+        self._went_on_ns = 0
+        self.unclaimed = 0  # lanes that were ended because their client did not come
 
     async def begin(self) -> dict[str, Inspection] | None:
         """The inspections to go on with, None where nobody left anything."""
@@ -54,6 +63,13 @@ class Takeover:
         if not self.heirs:
             fence(before.alive)
             return None
+        self.went_on, self._went_on_ns = True, _core.now()
+        if supervisor.refused:
+            log(
+                "error", f"{supervisor.file} is refused, and loops are served by the configuration before: they go on. "
+                "Repair the file and run taktctl reload: a taktd that finds no executors ends by the refusal",
+                event="refused",
+            )  # fmt: skip
         if before.configuration != supervisor.configuration:
             self._wanted = supervisor.configuration
         supervisor.inherit(before.configuration, before.epoch, before.last_epoch)
@@ -101,6 +117,22 @@ class Takeover:
             for lane in abandoned(device.lanes):
                 log("info", f"the client of {lane.name} is gone; its lane is freed", lane=lane.id)
                 device.lanes.clear(lane)
+            for lane in unclaimed(device.lanes) if self.went_on else ():
+                self._end_unclaimed(device.lanes, lane)
+
+    def _end_unclaimed(self, lanes: DeviceLanes, lane: Lane) -> None:
+        """A client that lives, or somebody who has its descriptors, holds a lane that nobody asks for."""
+        configuration = self._supervisor.configuration
+        loop = configuration.loops.get(lane.name) if lane.kind is Kind.LOOP else None
+        limit_ns = max(configuration.grace_ns, CLAIM_NS_MIN, CLAIM_PERIODS * loop.period_ns if loop else 0)
+        if _core.now() - self._went_on_ns < limit_ns:
+            return
+        self.unclaimed += 1
+        log(
+            "warning", f"lane of {lane.name} ended: taktd was started again, and its client has not claimed it for "
+            f"{format_duration(limit_ns)}; attach anew", event="lane-unclaimed", lane=lane.id,
+        )  # fmt: skip
+        lanes.clear(lane)
 
     def settled(self) -> None:
         """Everything is served: from now on by what the configuration file says, and by this version of taktd."""

@@ -100,6 +100,14 @@ class Collector:
         for (loop, cause), count in s.devices.switches.items():
             switches.add_metric([loop, cause], count)
         yield switches
+        unclaimed = CounterMetricFamily(
+            "taktd_lanes_unclaimed", "Lanes ended since their client did not come to the taktd that was started again."
+        )
+        unclaimed.add_metric([], s.takeover.unclaimed)
+        yield unclaimed
+        yield _gauge(
+            "taktd_configuration_refused", "What the file says is refused, and is not what runs.", bool(s.refused)
+        )
 
     # ---- devices ----
 

@@ -45,12 +45,12 @@ class StatusBook:
             "ready": s.ready and all(door["serving"] for door in doors),
             "live": True, "certified": s.certified, "epoch": s.epoch, "node": s.configuration.node.name,
             "pid": os.getpid(), "version": daemon_version(), "stopping": s.stopping,
-            "configuration": str(s.file), "state_folder": str(s.state),
+            "configuration": str(s.file), "refused": s.refused, "state_folder": str(s.state),
             "executors": [device.as_json() for device in s.devices.values()],
             "doors": doors,
             "loops": [self._loop_line(name) for name in s.configuration.loops],
             "gateway": s.gateway.as_json() if s.gateway else None,
-            "shadow": s.shadow.as_json(),
+            "shadow": s.shadow.as_json(), "lanes_unclaimed": s.takeover.unclaimed,
             "clients": len(s.lane_door.connections) if s.lane_door else 0,
         }  # fmt: skip
 

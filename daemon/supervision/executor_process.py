@@ -68,8 +68,9 @@ class ExecutorProcess(KeptProcess):
         self.loaded_message = loaded
         self._watch(pid, pidfd, link)
         self.send({"op": "adopted"})
-        self.watcher.became_ready(self)
+        # In this order: readiness makes others look for whom to admit, and it must not be told to serve once more.
         self.watcher.loaded(self, loaded)
+        self.watcher.became_ready(self)
 
     def _died(self, was_ready: bool, why: str, pause_ns: int | None) -> None:
         self.loaded_message = {}

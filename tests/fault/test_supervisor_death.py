@@ -317,6 +317,101 @@ def test_executors_of_a_version_that_is_not_understood_are_ended_at_once(reign: 
     client.reconcile()
 
 
+BROKEN = ("loops: [", "loops: {walk: {model: nobody}}", "devices: {cpu0: {driver: cpu}}\nmodels: {}\nloops: {x: 1}\n")
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_file_does_not_end_loops_that_are_served(reign: Any, folder: Path, broken: str) -> None:
+    running = reign(yaml(folder))
+    executors, good = running.executors(), running.file.read_text()
+    with Client(running) as client:
+        client.goes_on()
+        running.kill_supervisor()
+        running.file.write_text(broken)
+        running.again()
+        assert running.executors() == executors, running.log
+        assert "they go on. Repair the file" in running.log
+        status = running.ask("status")
+        assert "taktd.yaml" in status["refused"]
+        assert any("taktd.yaml is refused" in text for text in running.notifications)
+        assert "is not what runs: it is refused" in running.taktctl("status").stdout
+        with pytest.raises(AnswerNo):
+            running.ask("reload")
+        assert running.ask("status")["refused"]
+        client.goes_on()
+        running.file.write_text(good)
+        assert running.ask("reload")["message"] == "reload: nothing has changed"
+        assert running.ask("status")["refused"] == ""
+        client.goes_on()
+    client.reconcile()
+    assert running.executors() == executors
+    assert running.stop() == 0
+
+
+def test_a_broken_file_ends_a_start_where_nobody_serves(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder, grace="0s"))
+    running.kill_supervisor()
+    eventually(lambda: not running.left(), 10, "nobody is left")
+    running.file.write_text(BROKEN[1])
+    running.start()
+    assert running.process.wait(30) == 78
+    assert "the configuration is refused" in running.log
+    running.kill()
+
+
+def test_executors_that_can_t_be_taken_over_are_ended_and_the_refusal_counts(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder))
+    executors = running.executors()
+    running.kill_supervisor()
+    for pid in executors.values():
+        os.kill(pid, signal.SIGSTOP)
+    running.file.write_text(BROKEN[1])
+    running.start()
+    assert running.process.wait(30) == 78
+    assert "no executor of the taktd before can be taken over" in running.log
+    eventually(lambda: not running.left(), 10, "nobody is left")
+    running.kill()
+
+
+def test_a_broken_file_beside_a_taktd_that_lives_is_refused_as_ever(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder))
+    (folder / "broken.yaml").write_text(BROKEN[1])
+    second = subprocess.run(
+        [sys.executable, "-m", "taktd.daemon", "--config", str(folder / "broken.yaml")],
+        env=running.environment, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert second.returncode == 78
+    assert "the configuration is refused" in second.stderr
+    with Client(running) as client:
+        client.goes_on()
+    client.reconcile()
+
+
+def test_a_lane_that_nobody_claims_ends_and_is_counted(reign: Any, folder: Path) -> None:
+    """Its client lives, but never uses it: like one that hangs, or a process that was left its descriptors."""
+    running = reign(yaml(folder, grace="12s"))
+    with running.connect() as node, node.attach("walk") as lane, node.attach("id") as model:
+        for one in (lane, model):
+            assert one.infer(timeout_us=ANSWER_US).ok
+        running.kill_supervisor()
+        running.again()
+        with Client(running, "other") as client:
+            client.goes_on()
+            assert running.loop("walk")["lane"] == "attached"
+            eventually(lambda: running.ask("status")["lanes_unclaimed"] == 2, 30, "both lanes have ended")
+            assert running.loop("walk")["lane"] in ("clearing", "free")
+            client.goes_on()
+        client.reconcile()
+        assert "has not claimed it for 12s" in running.log
+        for one in (lane, model):
+            with pytest.raises(Detached):
+                one.infer(timeout_us=ANSWER_US)
+        with Client(running) as again:
+            again.goes_on()
+        assert again.error is None
+    assert running.stop() == 0
+
+
 def test_a_stand_in_is_taken_over_too_and_stands_in_meanwhile(reign: Any, folder: Path) -> None:
     running = reign(yaml(folder, fallback=", fallback: [cpu1]"))
     with Client(running) as client:
