@@ -330,8 +330,10 @@ class Supervisor:
         fresh = not self.announced and not self.takeover.went_on  # else a failing start ends what others serve
         for device in self.devices.values() if fresh else ():
             process = device.process
-            # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot.
-            if not process.ready and process.tries and not process.awaits_device:
+            # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot. So is one whose
+            # loops have a stand-in: they are served, uncertified, and the executor is tried again and again.
+            waited_for = process.awaits_device or self.devices.stood_in_for(device)
+            if not process.ready and process.tries and not waited_for:
                 if process.failure:
                     self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
                 elif process.tries >= FIRST_TRIES_MAX:

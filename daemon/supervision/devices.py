@@ -235,6 +235,7 @@ class Devices(Mapping[str, ServedDevice]):
         before = device.serving
         if not device.switches:
             cause = "start"
+            reason = device.process.error if member.home != device.name else ""
         elif how == "clean":
             cause = device.switching or "died"  # without a word, and without the lock in its hand
         else:
@@ -361,6 +362,15 @@ class Devices(Mapping[str, ServedDevice]):
             if reason := schedule.standby_reason.get(loop_name) or schedule.reason:
                 return f"its stand-in on {fallback.device}: {reason}"
         return ""
+
+    def stood_in_for(self, device: ServedDevice) -> bool:
+        """Whether each of its loops has a stand-in that serves, or may still come up."""
+        loops = device.member.plan.loops
+        line = [
+            m for m in self.line(device) if m.home != device.name and (m.process.loaded_message or not m.process.tries)
+        ]
+        homes = {member.home for member in line}
+        return bool(loops) and all(any(one.device in homes for one in loop.fallback) for loop in loops)
 
     def can_be_served(self, device: ServedDevice, tries_max: int) -> bool:
         """Somebody serves it, or there is hope that somebody will."""
