@@ -104,6 +104,11 @@ class GuardedEngine:
 
         return look
 
+    @property
+    def notes(self) -> list[str]:
+        """What people should know of how the engine inside runs."""
+        return list(getattr(self._engine, "notes", ()))
+
     def bind(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> BoundRun:
         run, look = self._engine.bind(inputs, outputs), self._look(outputs)
 

@@ -56,10 +56,19 @@ def identity(device: Device, model: Model, inspection: dict[str, Any], pause_ns:
         "ground": ground(Tree(), frozenset(device.cores)),
         # A simulated engine costs what is declared; a look at the outputs costs a microsecond.
         "simulated": [device.cost, device.outputs.kind, device.seed] if device.driver == "sim" else None,
-        "gpu": device.gpu.model_dump(mode="json") if device.gpu else None,
+        "gpu": device.gpu.model_dump(mode="json") | {"plan": _plan_of(device, model)} if device.gpu else None,
         "non_finite": dict(sorted(model.non_finite.items())),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _plan_of(device: Device, model: Model) -> str:
+    """The digest of the plan that the configuration gives for the model, "" where there is none."""
+    path = device.gpu.plans.get(model.name) if device.gpu else None
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    except OSError:
+        return ""  # who loads it says what is wrong
 
 
 class MeasurementStore:

@@ -56,7 +56,7 @@ class Prepared:
             "rss_bytes": _resident_bytes(),
             "records": True,
             "verified": self.verified,
-            "notes": self.notes,
+            "notes": [*self.notes, *(n for engine in self.engines.values() for n in getattr(engine, "notes", ()))],
             "gpu": self.gpu,
         }
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +21,7 @@ from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.fault import FaultKind
 from taktd.engines.engine import EngineSpec, release
 from taktd.engines.errors import DeviceFailure, ModelRefused
+from taktd.engines.factory import engine_opener
 from taktd.engines.gpu import GpuOptions, PlanMissing, build_request, open_engine, plan_identity
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache
@@ -152,7 +157,10 @@ def test_five_hundred_loads_leave_nothing(
         release(run)
         engine.close()
     assert fake_cuda.live() == before
-    assert fake_cuda.leaked() == 0 or fake_cuda.live()["context"] == 1
+    leaked = fake_cuda.leaked()
+    device.close()
+    assert fake_cuda.leaked() == leaked, "nothing was left to die with the context"
+    assert not any(fake_cuda.live().values())
 
 
 def test_urgency_is_the_priority_of_the_stream(library: Library, device: CudaDevice, tmp_path: Path) -> None:
@@ -326,6 +334,37 @@ def test_the_builder_is_told_what_makes_timing_deterministic(library: Library, t
     assert pinned["flags"] == ["EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"]
 
 
+@pytest.mark.parametrize(
+    ("version", "written", "said"),
+    [("11.4.0.106", False, "no timing cache at"), ("10.3.0", True, "tensorrt 10.3.0, which can't")],
+)
+def test_tactics_that_can_not_be_pinned_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, written: bool, said: str
+) -> None:
+    """A build that looks pinned and is not would choose otherwise one day."""
+    stand_in.install(monkeypatch, version)
+    cache = tmp_path / "timing"
+    if written:
+        cache.write_bytes(b"timing")
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    with pytest.raises(ModelRefused, match=said):
+        built(find_library(), spec, timing_cache=str(cache), pin_tactics=True)
+
+
+def test_pinned_tactics_are_part_of_what_a_plan_is_called(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    cache = tmp_path / "timing"
+
+    def called(**more: bool) -> str:
+        return plan_identity(spec, device, 0, library, GpuOptions("", timing_cache=str(cache), **more)).digest
+
+    cache.write_bytes(b"one")
+    free, pinned = called(), called(pin_tactics=True)
+    cache.write_bytes(b"two")
+    assert called() == free
+    assert called(pin_tactics=True) != pinned
+
+
 def test_the_profile_covers_one_job_to_a_full_batch(tmp_path: Path) -> None:
     path = models.mlp(tmp_path / "m.onnx", batch="N", sizes=(4, 2))
     assert profile_of(spec_of(path)) == {"obs": [[1, 4], [1, 4], [1, 4]]}
@@ -368,6 +407,66 @@ def test_a_build_goes_from_missing_to_serving(
     path.write_bytes(content)
     with pytest.raises(PlanMissing, match="damaged"):
         open_engine(spec, device, options)
+
+
+def test_a_plan_that_only_the_library_knows_for_foreign_is_built_again(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    """Under its own name, with a checksum that is right."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    driver = {"kind": "cuda", "device": "0", "cache": str(tmp_path / "cache"), "build_limit_ns": 60 * SECOND}
+    identity = plan_identity(spec, device, device.driver_version, library, GpuOptions.of(driver))
+    PlanCache(tmp_path / "cache").store(identity, b"a plan of another card")
+    with pytest.raises(PlanMissing, match="magic tag"):
+        open_engine(spec, device, GpuOptions.of(driver))
+    told: list[str] = []
+    with pytest.raises(PlanMissing):
+        engine_opener(driver, alone=False)(spec)
+    opened = engine_opener(driver, tell=told.append)
+    opened(spec).warm().close()  # type: ignore[attr-defined]
+    assert told[0].startswith("building ")
+    assert told[-1] == ""
+    assert opened.gpu is not None
+    assert opened.gpu["pci"] == "0000:01:00.0"
+
+
+def test_a_prebuilt_plan_serves_without_a_build(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    plan = tmp_path / "go1.plan"
+    options = GpuOptions(str(tmp_path / "cache"), plan=str(plan))
+    with pytest.raises(ModelRefused, match=r"go1\.plan: No such file.*gpu\.plans"):
+        open_engine(spec, device, options)
+    plan.write_bytes(b"nonsense")
+    with pytest.raises(ModelRefused, match="magic tag") as caught:
+        open_engine(spec, device, options)
+    assert not isinstance(caught.value, PlanMissing), "it is not ours to build again"
+    plan.write_bytes(built(library, spec))
+    open_engine(spec, device, options).warm().close()  # type: ignore[attr-defined]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_builder_ends_with_whom_it_builds_for(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_TENSORRT_STEP_S", "60")
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    request = replace(build_request(spec, 0, GpuOptions("")), output=str(tmp_path / "o.plan"))
+    script = (
+        "import subprocess, sys, os\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'taktd.engines.tensorrt_build', str(os.getpid())],"
+        " stdin=subprocess.PIPE)\n"
+        "child.stdin.write(sys.argv[1].encode() + b'\\n'); child.stdin.close()\n"
+        "print(child.pid, flush=True); sys.stdin.read()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script, request.as_json()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert starter.stdout is not None
+    builder = os.pidfd_open(int(starter.stdout.readline()))
+    starter.kill()
+    starter.wait()
+    assert select.select([builder], [], [], 30)[0], "the builder still runs"
+    os.close(builder)
 
 
 def test_a_build_can_be_cancelled(
