@@ -45,9 +45,12 @@ ANSWER_US: Final = 10_000_000
 KILLS, STOPS, SWAPS = 8, 2, 4
 BACK_S: Final = 30.0  # until the primary must have its loop again
 SETTLE_S: Final = 0.3
-FIELDS: Final = ("sequence", "status", "path", "submitted_ns", "ended_ns", "received_ns")
+FIELDS: Final = (
+    "sequence", "status", "path", "cause", "epoch", "submitted_ns", "started_ns", "ended_ns", "received_ns",
+)  # fmt: skip
 STATUSES: Final = ("ok", "expired", "refused", "invalid", "failed", "lost", "cancelled", "detached", "pending")
 PATHS: Final = ("", "primary", "stand-in", "hold", "constant")
+CAUSES: Final = ("", "blocked_by", "overrun", "late_release", "wakeup", "handover", "stale_input", "machine")
 
 
 # ---- the client, in a process of its own ----
@@ -72,7 +75,8 @@ def keep_journal(socket: str, path: str) -> None:
             reply = lane.infer(ANSWER_US)
             received = now()
             journal.extend((
-                reply.sequence, STATUSES.index(reply.status), PATHS.index(reply.path), begun, reply.ended_ns, received
+                reply.sequence, STATUSES.index(reply.status), PATHS.index(reply.path), CAUSES.index(reply.cause),
+                reply.epoch, begun, reply.started_ns, reply.ended_ns, received,
             ))  # fmt: skip
     Path(path).write_bytes(journal.tobytes())
 
@@ -82,7 +86,10 @@ class Answer:
     sequence: int
     status: str
     path: str
+    cause: str
+    epoch: int
     submitted_ns: int
+    started_ns: int
     ended_ns: int
     received_ns: int
 
@@ -91,7 +98,7 @@ def read_journal(path: Path) -> list[Answer]:
     values = array("q")
     values.frombytes(path.read_bytes())
     rows = zip(*(iter(values),) * len(FIELDS), strict=True)
-    return [Answer(s, STATUSES[status], PATHS[path], b, e, r) for s, status, path, b, e, r in rows]
+    return [Answer(n, STATUSES[s], PATHS[p], CAUSES[c], epoch, *times) for n, s, p, c, epoch, *times in rows]
 
 
 # ---- the harm ----
@@ -179,6 +186,7 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
     back_ns: list[int] = []
     not_ok: list[int] = []
     statuses: Counter[str] = Counter()
+    each: list[list[float]] = []  # ms from the signal: first submission, the good one's, its start, end and arrival
     others = 0
     for at_ns in times_ns:
         ok = first(answers, at_ns, lambda a: a.status == "ok" and a.path == "stand-in")
@@ -190,6 +198,8 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
         not_ok.append(len(bad))
         statuses.update(a.status for a in bad)
         next_ns.append(ok.received_ns - at_ns)
+        steps = (between[0].submitted_ns, ok.submitted_ns, ok.started_ns, ok.ended_ns, ok.received_ns)
+        each.append([round((ns - at_ns) / 1e6, 3) for ns in steps])
         # A job that was not there yet could not be answered: since when somebody waited.
         waited_ns.append(ok.received_ns - max(at_ns, min(a.submitted_ns for a in between)))
         home = first(answers, ok.received_ns, lambda a: a.path == "primary")
@@ -199,20 +209,33 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
         "count": len(times_ns), "without_stand_in": others, "to_next_completion": milliseconds(next_ns),
         "since_submitted": milliseconds(waited_ns), "not_ok_max": max(not_ok, default=0), "not_ok": dict(statuses),
         "not_ok_total": sum(not_ok),
-        "each_ms": [round(ns / 1e6, 3) for ns in next_ns], "new_primary_serves": milliseconds(back_ns),
+        "each_ms": each, "new_primary_serves": milliseconds(back_ns),
     }  # fmt: skip
 
 
 def around_swaps(answers: list[Answer], swaps_ns: list[tuple[int, int]]) -> dict[str, Any]:
-    gaps = [
-        max((b.received_ns - a.received_ns for a, b in pairwise(answers) if begun < b.received_ns < done), default=0)
-        for begun, done in swaps_ns
-    ]
-    during = [a for begun, done in swaps_ns for a in answers if begun < a.received_ns < done]
+    """What happened from each request to its end, and from the last answer of the old one to the first of the new."""
+    passing_ns: list[int] = []
+    longest_ns: list[int] = []
+    slowest_ns: list[int] = []
+    missed: Counter[str] = Counter()
+    during: list[Answer] = []
+    for begun, done in swaps_ns:
+        span = [a for a in answers if begun < a.received_ns < done]
+        during += span
+        longest_ns.append(max((b.received_ns - a.received_ns for a, b in pairwise(span)), default=0))
+        slowest_ns.append(max((a.received_ns - a.submitted_ns for a in span), default=0))
+        passing_ns += [b.ended_ns - a.ended_ns for a, b in pairwise(span) if a.epoch != b.epoch]
+        for a in span:
+            if a.status != "ok" or a.cause:
+                phase = "before" if a.epoch == span[0].epoch else "after"
+                missed[f"{phase} it passed: {a.status}, {a.cause or 'no cause'}"] += 1
     return {
         "count": len(swaps_ns), "took": milliseconds([done - begun for begun, done in swaps_ns]),
-        "longest_gap_between_answers": milliseconds(gaps), "answers": len(during),
-        "not_ok": dict(Counter(a.status for a in during if a.status != "ok")),
+        "last_of_old_to_first_of_new": milliseconds(passing_ns),
+        "longest_gap_between_answers": milliseconds(longest_ns),
+        "slowest_answer": milliseconds(slowest_ns), "answers": len(during),
+        "not_ok": dict(Counter(a.status for a in during if a.status != "ok")), "misses": dict(missed),
         "by_stand_in": sum(1 for a in during if a.path == "stand-in"),
     }  # fmt: skip
 
@@ -325,12 +348,14 @@ def table(result: dict[str, Any]) -> str:
         ]
     lines += [
         row(f"hot swap ({swaps['count']}×), from the request to done", swaps["took"]),
+        row("hot swap: last completion of the old to the first of the new", swaps["last_of_old_to_first_of_new"]),
         row("hot swap: longest gap between two answers", swaps["longest_gap_between_answers"]),
     ]
     facts = {
         "answers not ok for one kill, at most": kills["not_ok_max"], "jobs": books["jobs"],
         "jobs without an answer": books["without_an_answer"], "answered twice": books["answered_twice"],
         "statuses counted otherwise by the daemon": len(books["differ"]),
+        "answers around hot swaps": swaps["answers"], "of those missed": swaps["misses"] or 0,
     }  # fmt: skip
     return "\n".join([*lines, "", *(f"- {what}: {value}" for what, value in facts.items())])
 

@@ -25,6 +25,7 @@ from taktd.daemon.execution.served_lane import ServedLane
 from taktd.daemon.execution.setup import Prepared
 from taktd.daemon.execution.switch_rule import Suspicion, switch_rule
 from taktd.daemon.recording.record import Recorder
+from taktd.daemon.schedule.cause import HANDOVER
 from taktd.daemon.scheduler import Scheduler
 from taktd.engines.engine import BatchRun
 from taktd.engines.errors import EngineFailure
@@ -34,9 +35,8 @@ from taktd.ipc import _core
 __all__ = ["DeviceBroken", "LaneTable", "Ledger"]
 
 OWN: Final = 0  # the number of the executor's own device's ledger
-LOST: Final = 5
+EXPIRED, LOST = 1, 5
 NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
-NO_CAUSE: Final = 0
 HANG_NS_DEFAULT: Final = 1_000_000_000  # whom nobody told is patient
 PROOF_RUNS: Final = 3  # of an engine that is suspected
 FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their text; the counters tell the rest
@@ -222,20 +222,23 @@ class LaneTable:
         """Its lanes are served from where the owner before left them."""
         ledger.owned = True
         # It alternates: what the owner before may still be writing, or its GPU, is no answer of ours.
-        ledger.area = _core.succession_state(ledger.descriptor)["takeovers"] % 2
+        state = _core.succession_state(ledger.descriptor)
+        ledger.area = state["takeovers"] % 2
         now_ns = _core.now()
         if ledger.number == OWN:
             self._keep_record(True)
             self._recorder.state(self._scheduler, now_ns)
-        if how != "clean":
-            self._scheduler.handover_ns = now_ns
-            self._recorder.handover(now_ns, now_ns)
+        self._scheduler.handover_ns = now_ns  # what was due before, and misses, missed because of it
+        self._recorder.handover(now_ns, now_ns)
         resumed = lost = 0
         for lane in self._lanes_of(ledger):
-            again, gone = self._activate(ledger, lane)
+            again, gone = self._activate(ledger, lane, EXPIRED if how == "clean" else LOST)
             resumed += again
             lost += gone
-        self.told.append({"op": "took", "device": ledger.device, "how": how, "resumed": resumed, "lost": lost})
+        self.told.append({
+            "op": "took", "device": ledger.device, "how": how, "resumed": resumed, "lost": lost,
+            "heard_us": (now_ns - state["since_ns"]) // 1000, "took_us": (_core.now() - state["since_ns"]) // 1000,
+        })  # fmt: skip
 
     def _released(self, ledger: Ledger) -> Chore:
         """Lets another executor have the ledger, in a gap between two jobs, so that it is there for the next one.
@@ -260,8 +263,9 @@ class LaneTable:
         self._recorder.write = self._server.record if on else _unrecorded
         self._server.keep_record(on)
 
-    def _activate(self, ledger: Ledger, lane: ServedLane) -> tuple[int, int]:
-        """Serves a lane from its ledger on. Returns how many jobs are done again, and how many are lost."""
+    def _activate(self, ledger: Ledger, lane: ServedLane, too_late: int = LOST) -> tuple[int, int]:
+        """Serves a lane from its ledger on. Returns how many jobs are done again, and for how many it is too late:
+        they end with that status."""
         lane.take(ledger.area)
         self._server.set_area(lane.lane, ledger.area)
         self._server.activate(lane.lane)
@@ -270,7 +274,7 @@ class LaneTable:
         resumed = lost = 0
         for sequence, slot, deadline_ns, release_ns in sorted(self._server.unfinished(lane.lane)):
             if not enlisted or 0 < deadline_ns < now_ns:
-                self._server.complete(lane.lane, slot, LOST, 0, NO_PATH, NO_CAUSE, 0, now_ns, deadline_ns)
+                self._server.complete(lane.lane, slot, too_late, 0, NO_PATH, HANDOVER, 0, now_ns, deadline_ns)
                 lost += 1
                 continue
             job = self._scheduler.submit(lane.lane, sequence, slot, release_ns, deadline_ns, now_ns)

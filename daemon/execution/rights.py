@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from taktd.ipc import _core
 
-__all__ = ["Rights", "take_rights"]
+__all__ = ["Rights", "leave_rights", "move_to", "take_rights", "threads"]
 
 
 @dataclass(slots=True)
@@ -29,9 +31,30 @@ class Rights:
         return asdict(self)
 
 
-def take_rights(cores: list[int], priority: int) -> Rights:
-    """Pins this process to ``cores`` (empty: anywhere), asks for SCHED_FIFO and locked memory; never raises for a
-    refusal."""
+def threads() -> set[int]:
+    """Ids of this process's threads."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def move_to(cores: Iterable[int]) -> None:
+    """Pins the calling thread, as far as it may; with the rights that it has. take_rights() says what came of it."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, cores)
+
+
+def leave_rights() -> None:
+    """Every thread of this process is an ordinary one from here on: what is left to do is nobody's hurry.
+
+    To take leave, a process frees all its memory, for some 10 ms, at the priority of whichever thread is the last one.
+    """
+    for thread in threads():
+        with suppress(OSError):
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+def take_rights(cores: list[int], priority: int, helpers: Iterable[int] = ()) -> Rights:
+    """Pins this thread to ``cores`` (empty: anywhere), asks for SCHED_FIFO and locked memory; never raises for a
+    refusal. ``helpers``: threads that an engine has started before, which get what this one gets."""
     rights = Rights()
     if cores:
         try:
@@ -45,6 +68,10 @@ def take_rights(cores: list[int], priority: int) -> Rights:
         rights.notes.append(
             f"SCHED_FIFO {priority} refused ({error.strerror}): grant CAP_SYS_NICE or raise RLIMIT_RTPRIO"
         )
+    for thread in helpers:
+        with suppress(OSError):  # it may have ended meanwhile
+            os.sched_setaffinity(thread, os.sched_getaffinity(0))
+            os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
     locked = _core.lock_memory()
     if locked:
         rights.notes.append(f"memory not locked ({os.strerror(locked)}): grant CAP_IPC_LOCK or raise RLIMIT_MEMLOCK")

@@ -254,6 +254,7 @@ class Devices(Mapping[str, ServedDevice]):
             "warning" if loud else "notice", text, event="handover", device=device.name, served_by=member.home,
             role=device.role, cause=cause, pid=member.process.pid, before=before.process.pid if before else None,
             resumed=message.get("resumed", 0), lost=message.get("lost", 0),
+            heard_us=message.get("heard_us"), took_us=message.get("took_us"),
         )  # fmt: skip
         for follower in self.members:
             if device.name in follower.devices and follower.ready:
