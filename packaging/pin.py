@@ -6,6 +6,7 @@ they don't it has one line per Python with a marker. Versions only: what is inst
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,11 @@ def resolve(python: str, folder: Path) -> tuple[str, dict[str, str]]:
     extras = ["--group", "dev", "--group", "robot"]
     subprocess.run([*pip, "install", "--no-build-isolation", f"{ROOT}[plot]", *extras], check=True, cwd=ROOT)
     frozen = subprocess.run([*pip, "freeze", "--all"], check=True, capture_output=True, text=True).stdout
-    pairs = (line.split("==") for line in frozen.splitlines() if "==" in line)
+    pairs = [line.split("==") for line in frozen.splitlines() if "==" in line]
+    # What GPUs need is resolved and not installed: pycuda is compiled against CUDA's headers.
+    gpu = [*pip, "install", "--dry-run", "--no-build-isolation", "--report", "-", f"{ROOT}[gpu]"]
+    report = json.loads(subprocess.run(gpu, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    pairs += [[item["metadata"]["name"], item["metadata"]["version"]] for item in report["install"]]
     name = "import sys; print('%d.%d' % sys.version_info[:2])"
     version = subprocess.run([python, "-c", name], check=True, capture_output=True, text=True).stdout.strip()
     return version, {package: pinned for package, pinned in pairs if package != "taktd"}

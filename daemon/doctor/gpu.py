@@ -214,6 +214,15 @@ def check_gpus(tree: Tree, subject: Subject, readings: GpuReadings | None) -> li
     return findings
 
 
+def library_version(tree: Tree) -> str:
+    """The version of the driver's library on the disk, by where its link points; "" where there is none."""
+    for folder in _LIBRARY_FOLDERS:
+        match = re.fullmatch(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)", tree.link(f"{folder}/libcuda.so.1") or "")
+        if match:
+            return match[1]
+    return ""
+
+
 def _proc_driver_version(tree: Tree) -> str | None:
     match = re.search(r"Kernel Module\D*?\s(\d+\.\d+(?:\.\d+)?)", tree.text("/proc/driver/nvidia/version") or "")
     return match[1] if match else None

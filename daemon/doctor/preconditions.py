@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from taktd.daemon.doctor.gpu import GpuReading, GpuReadings, other_users
+from taktd.daemon.doctor.gpu import GpuReading, GpuReadings, library_version, other_users
 from taktd.daemon.doctor.kernel import CPU
 from taktd.daemon.doctor.tree import Tree, Unreadable, parse_cores
 
@@ -44,6 +44,7 @@ class Preconditions:
     clocksource: str
     gpu_driver: str
     gpus: tuple[GpuState, ...]
+    gpu_library: str = ""  # the version of libcuda's file: what a process that is started now gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def capture(
             for one in (readings.gpus if readings else ())
             if gpu is None or one.is_called(gpu)
         ),
+        gpu_library="" if gpu == "" else library_version(tree),
     )
 
 
@@ -102,6 +104,11 @@ def lost(certified: Preconditions, now: Preconditions) -> tuple[Lost, ...]:
     if _share(now.rt_runtime_us) < _share(certified.rt_runtime_us):
         mend = f"sysctl -w kernel.sched_rt_runtime_us={certified.rt_runtime_us}"
         found.append(Lost("rt_throttling", "kernel", str(certified.rt_runtime_us), str(now.rt_runtime_us), mend))
+    if certified.gpu_library and now.gpu_library != certified.gpu_library:
+        # Who runs goes on with what it has loaded; who is started again finds files that don't fit the module.
+        found.append(
+            Lost("gpu_library", "libcuda", certified.gpu_library, now.gpu_library or "gone", "systemctl reboot")
+        )
     gpus_now = {gpu.index: gpu for gpu in now.gpus}
     for gpu_before in certified.gpus:
         gpu = gpus_now.get(gpu_before.index)

@@ -89,3 +89,20 @@ def test_what_was_measured_at_another_clock_is_another_measurement(tmp_path: Pat
     (root / "sys/devices/system/cpu/cpu3/cpufreq/scaling_governor").write_text("powersave")
     assert ground(Tree(root), CORE_3) != before
     assert len(ground(Tree(root), frozenset())) == 4
+
+
+def test_driver_files_that_are_upgraded_under_a_running_daemon_are_a_loss(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(GOOD, root, symlinks=True)
+    link = root / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to("libcuda.so.580.95.05")
+    before = capture(Tree(root), CORE_3, None, "GPU-1")
+    link.unlink()
+    link.symlink_to("libcuda.so.590.12")
+    (found,) = lost(before, capture(Tree(root), CORE_3, None, "GPU-1"))
+    assert str(found) == "gpu_library of libcuda: was 580.95.05, now 590.12; to mend: systemctl reboot"
+    assert lost(before, before) == ()
+    no_gpu = capture(Tree(root), CORE_3, None, "")
+    assert no_gpu.gpu_library == "", "it is nothing to a device that is no GPU"
