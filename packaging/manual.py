@@ -70,7 +70,7 @@ def command_line() -> Iterator[str]:
     context = click.Context(group, info_name="taktctl")
     yield heading("TAKTCTL", 1, "taktctl", "see and change what taktd does")
     yield ".SH SYNOPSIS\n.B taktctl\n.I COMMAND\n[\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n"
-    yield escape(click.unstyle(group.help or "").replace("\b", "")) + "\n"
+    yield _paragraphs(group.help)
     yield ".SH COMMANDS\n"
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -84,14 +84,20 @@ def command_line() -> Iterator[str]:
     yield ".SH SEE ALSO\n.BR taktd (8),\n.BR taktd.yaml (5)\n"
 
 
+def _paragraphs(text: str | None) -> str:
+    import click
+
+    paragraphs = re.split(r"\n\s*\n", click.unstyle(text or "").replace("\b", "").replace("\f", ""))
+    return "\n.PP\n".join(escape(re.sub(r"\s+", " ", paragraph).strip()) for paragraph in paragraphs) + "\n"
+
+
 def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
     import click
 
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f".SS {escape(name)} {escape(usage)}\n"
-    paragraphs = re.split(r"\n\s*\n", click.unstyle(command.help or "").replace("\b", "").replace("\f", ""))
-    yield "\n.PP\n".join(escape(re.sub(r"\s+", " ", paragraph).strip()) for paragraph in paragraphs) + "\n"
+    yield _paragraphs(command.help)
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None:

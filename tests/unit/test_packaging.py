@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from taktd.daemon.config.configuration import load, settings
+from taktd.daemon.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_HANDED_OVER
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
@@ -96,6 +97,14 @@ def test_each_generated_manual_page_is_well_formed(tmp_path: Path, page: str) ->
         assert told.returncode == 0, told.stdout
 
 
+def test_the_daemon_s_page_names_each_drop_in_and_each_exit_code() -> None:
+    page = (PACKAGING / "man" / "taktd.8").read_text(encoding="utf-8").replace("\\-", "-")
+    drop_ins = [file.name for file in (ROOT / "systemd" / "drop-ins").glob("*.conf")]
+    codes = [str(code) for code in (EXIT_FAILED, EXIT_HANDED_OVER, EXIT_CONFIGURATION)]
+    assert [name for name in drop_ins if f".B {name}" not in page] == []
+    assert [code for code in codes if f"\n.B {code}\n" not in page] == []
+
+
 def test_the_debian_changelog_follows_from_the_changes() -> None:
     done = subprocess.run(
         [sys.executable, PACKAGING / "changelog.py", "+x"], capture_output=True, text=True, check=True
@@ -127,7 +136,10 @@ def test_drop_ins_say_how_they_are_enabled() -> None:
         assert "daemon-reload" in text, file.name
 
 
-@pytest.mark.parametrize(("result", "status"), [("signal", "KILL"), ("core-dump", "SEGV"), ("exit-code", "1")])
+CRASHES = [("signal", "KILL"), ("core-dump", "SEGV"), ("exit-code", "1"), ("exit-code", str(EXIT_HANDED_OVER))]
+
+
+@pytest.mark.parametrize(("result", "status"), CRASHES)
 def test_executors_are_left_alone_after_a_crash(result: str, status: str) -> None:
     environment = {**os.environ, "SERVICE_RESULT": result, "EXIT_STATUS": status}
     done = subprocess.run([ROOT / "systemd" / "clear-executors"], env=environment, capture_output=True, text=True)
