@@ -3,8 +3,9 @@
 Started and watched by the supervisor (gateway_process.py), which tells it over one inherited socket what to serve; when
 that socket ends it ends too. It can be flooded, crash and restart: control loops have their own lanes and don't notice.
 
-Messages from the supervisor: `configure` (addresses, limits), `model` for each model (with its statistics page),
-`serve`, `state` whenever readiness changes, `stop`. To it: `ready` with the doors, `failed`, `counters` each second.
+Messages from the supervisor: `configure` (addresses, limits), `model` for each model (with its statistics page), and
+again when it is another version, `model.gone`, `serve`, `state` whenever readiness changes, `stop`. To it: `ready` with
+the doors, `failed`, `counters` each second.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ class Gateway:
             self._configure(message)
         elif op == "model" and self._backend is not None:
             self._backend.add(model_from(message), (descriptors[0], message["block"]), message["uids"], message["gids"])
+        elif op == "model.gone" and self._backend is not None:
+            self._backend.remove(message["name"])
         elif op == "serve":
             task = self._loop.create_task(self._serve())
             self._tasks.add(task)

@@ -25,15 +25,14 @@ from taktd.daemon.doctor.watch import MachineWatch
 from taktd.daemon.doors.activation import inherited_sockets
 from taktd.daemon.doors.control_door import ControlDoor, ControlError, Operation
 from taktd.daemon.doors.front_desk import FrontDesk
-from taktd.daemon.doors.http_door import HttpDoor, state_page
+from taktd.daemon.doors.http_door import HttpDoor
 from taktd.daemon.doors.lane_door import LaneDoor
+from taktd.daemon.doors.outer_doors import OuterDoors
 from taktd.daemon.doors.peers import own_uid
 from taktd.daemon.execution.duty import real_time_share_ppm
 from taktd.daemon.handover.change import Judge
 from taktd.daemon.handover.start_configuration import begin_with
 from taktd.daemon.handover.takeover import Takeover
-from taktd.daemon.health import metrics
-from taktd.daemon.health.events import LOOK_S, EventFeed
 from taktd.daemon.health.status import StatusBook
 from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
@@ -48,7 +47,7 @@ from taktd.daemon.supervision.device_plan import FallbackRefused, Inspection, pl
 from taktd.daemon.supervision.devices import Devices
 from taktd.daemon.supervision.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.supervision.first_judgement import FirstJudgement
-from taktd.daemon.supervision.gateway_process import GatewayProcess, wanted
+from taktd.daemon.supervision.gateway_process import GatewayProcess
 from taktd.daemon.supervision.gpu_watch import GpuWatch
 from taktd.daemon.supervision.kept_process import Message, State
 from taktd.daemon.supervision.lanes import Lane
@@ -101,7 +100,9 @@ class Supervisor:
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
         self.http_door: HttpDoor | None = None
-        self.gateway = GatewayProcess(self) if wanted(configuration) else None
+        self.gateway: GatewayProcess | None = None
+        self.outer = OuterDoors(self)
+        self.outer.make_gateway()
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)
         self.watch = MachineWatch({}, self._ground_moved, read_gpus=GpuReader())
@@ -202,17 +203,16 @@ class Supervisor:
         size_max = self.configuration.recording.size_bytes
         self.recorder = FlightRecorder(self.state / "recordings", self.devices, size_max)
         self._open_doors()
-        await self._open_http()
-        self._every(DRAIN_S, self.recorder.drain)
-        if self.gateway is not None:
-            self._every(LOOK_S, EventFeed(self).look)
-        self._every(CONFIRM_S, self.devices.confirm_costs)
+        await self.outer.open_http()
+        self.every(DRAIN_S, self.recorder.drain)
+        self.outer.feed()
+        self.every(CONFIRM_S, self.devices.confirm_costs)
         if self.notifier.watchdog_ns:
-            self._every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
+            self.every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
         for member in self.takeover.adopt():
             member.process.start()
-        self._every(LEFT_LANES_S, self.takeover.look)
-        self._every(SHADOW_LOOK_S, self.shadow.look)
+        self.every(LEFT_LANES_S, self.takeover.look)
+        self.every(SHADOW_LOOK_S, self.shadow.look)
         self.notifier.status("loading engines")
         while True:
             await self._changed.wait()
@@ -250,20 +250,9 @@ class Supervisor:
         except (OSError, runtime_folder.FolderRefused) as error:
             raise StartRefused(f"the sockets in {self.runtime} can't be opened: {error}") from None
 
-    async def _open_http(self) -> None:
-        address = self.configuration.http.listen
-        if address is None:
-            return
-        pages = {
-            "/metrics": lambda: (200, metrics.CONTENT_TYPE, metrics.exposition(self)),
-            "/health/live": lambda: state_page(True, "live"),
-            "/health/ready": lambda: state_page(self.ready, self.status_text()),
-            "/health/certified": lambda: state_page(self.certified, self.status_text()),
-        }
-        self.http_door = HttpDoor(address, pages)
-        await self.http_door.begin()
+    def every(self, seconds: float, action: Callable[[], None]) -> None:
+        """Again and again, from now until the end."""
 
-    def _every(self, seconds: float, action: Callable[[], None]) -> None:
         def again() -> None:
             if not self.stopping:
                 action()
@@ -370,11 +359,11 @@ class Supervisor:
     def _tell(self) -> None:
         text = self.status_text()
         if self.gateway is not None:
-            if self.ready and self.gateway.state is State.STOPPED:
+            if self.ready and self.gateway.state is State.STOPPED and self.outer.gateway_wanted:
                 self.gateway.start()  # only now: it must not disturb the measuring
             self.gateway.tell_state()
         # Loops don't wait for a front door that can't be opened.
-        doors_settled = self.gateway is None or self.gateway.settled
+        doors_settled = self.gateway is None or self.gateway.settled or not self.outer.gateway_wanted
         if self.ready and doors_settled and not self.announced:
             self.announced = True
             log("notice", f"ready: {text}", event="ready", node=self.configuration.node.name, epoch=self.epoch)
@@ -428,6 +417,7 @@ class Supervisor:
         self.desk.rules_changed()
         self._follow_machine()
         self.watch.certify()
+        self.outer.follow()
         self._changed.set()
         if self.announced:
             self._write_down()

@@ -62,10 +62,25 @@ class LaneBackend:
     # ---- what the supervisor says ----
 
     def add(self, model: Model, block: Block, uids: Sequence[int], gids: Sequence[int]) -> None:
-        """uids, gids: who may use it where the peer is known; its `allow:`."""
+        """A model, or what it is from now on. uids, gids: who may use it where the peer is known; its `allow:`."""
+        if (before := self._models.get(model.name)) is not None:
+            model = replace(model, ready=before.ready, reason=before.reason)
+            os.close(self._blocks[model.name][0])
         self._allowed[model.name] = (frozenset(uids), frozenset(gids))
         self._models[model.name] = model
         self._blocks[model.name] = block
+        pool = self._pools.get(model.name)
+        if pool is not None and not pool.follow(model):
+            del self._pools[model.name]
+            pool.close(f"model {model.name} has other tensors now")
+
+    def remove(self, name: str) -> None:
+        """It is not served any more."""
+        if self._models.pop(name, None) is not None:
+            os.close(self._blocks.pop(name)[0])
+            del self._allowed[name]
+        if (pool := self._pools.pop(name, None)) is not None:
+            pool.close(f"model {name} is not served any more")
 
     def set_state(self, ready: bool, reasons: Mapping[str, str]) -> None:
         """reasons: models that can't be reached now, and why."""

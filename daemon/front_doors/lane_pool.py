@@ -320,7 +320,16 @@ class LanePool:
         for job in jobs.values():
             job.refuse(Outcome.DETACHED, f"{self.model.name}: the lane of the job ended; send it again")
 
-    def close(self) -> None:
+    def follow(self, model: Model) -> bool:
+        """The model is described anew. False if its lanes are not good for it: then this pool is to be closed."""
+        if (model.inputs, model.outputs, model.dynamic) != (self.model.inputs, self.model.outputs, self.model.dynamic):
+            return False
+        self.model = model
+        for lane in self.lanes:
+            lane.model = model
+        return True
+
+    def close(self, why: str = "taktd stops") -> None:
         """Refuse what waits and give the lanes back."""
         if self._attaching is not None:
             self._attaching.cancel()
@@ -328,6 +337,6 @@ class LanePool:
             self._retry.cancel()
         waiting, self.waiting = self.waiting, []
         for _, _, job in waiting:
-            job.refuse(Outcome.DETACHED, "taktd stops")
+            job.refuse(Outcome.DETACHED, why)
         for lane in list(self.lanes):
-            self._lost(lane, "taktd stops")
+            self._lost(lane, why)

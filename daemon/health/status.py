@@ -57,7 +57,7 @@ class StatusBook:
     def _gateway_doors(self) -> list[dict[str, Any]]:
         """What the gateway listens at; while it doesn't, one entry that says so."""
         gateway = self._supervisor.gateway
-        if gateway is None:
+        if gateway is None or not self._supervisor.outer.gateway_wanted:
             return []
         if not gateway.ready:
             return [{"name": "gateway", "path": None, "serving": False, "error": gateway.error}]

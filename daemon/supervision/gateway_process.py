@@ -6,6 +6,7 @@ death is a line in the log, and its clients connect again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -13,16 +14,19 @@ from taktd.daemon.config.configuration import Configuration
 from taktd.daemon.doors.peers import rule_of
 from taktd.daemon.health.status import daemon_version
 from taktd.daemon.logbook import log
+from taktd.daemon.models.store import version_of
 from taktd.daemon.runtime_folder import LANES_SOCKET
-from taktd.daemon.supervision.kept_process import KeptProcess, Message
+from taktd.daemon.supervision.kept_process import KeptProcess, Message, State
 from taktd.engines.tensors import DTYPE_BY_NUMBER
 
 if TYPE_CHECKING:
     from taktd.daemon.supervision.served_device import ServedDevice
     from taktd.daemon.supervisor import Supervisor
 
+DRAIN_S_MAX: Final = 3.0  # of one that is to be started again with other doors
 TRIES_LOGGED_MAX: Final = 5  # of starts in a row that fail; the rest is silence
 PLATFORM: Final = "onnxruntime_onnx"  # as Triton calls such models; some clients look at it
+CONFIGURE: Final = ("configure", "")
 LIMITS: Final = (
     "connections", "connections_per_uid", "lanes", "lanes_per_uid", "lane_memory_bytes", "lane_memory_per_uid_bytes",
     "jobs", "jobs_per_uid", "job_memory_bytes", "job_memory_per_uid_bytes", "message_bytes", "gateway_lanes",
@@ -48,6 +52,7 @@ class GatewayProcess(KeptProcess):
         self.doors: list[Message] = []
         self.counters: Message = {}
         self._told: Message = {}
+        self._plan: dict[tuple[str, str], Message] = {}  # what it was told to serve: configure, and each model by name
 
     @property
     def settled(self) -> bool:
@@ -55,14 +60,49 @@ class GatewayProcess(KeptProcess):
         return self.ready or self.tries > 0 or self.restarts > 0
 
     def _began(self) -> None:
-        self._told = {}
+        self._told, self._plan = {}, {}
         for message, descriptors in plan(self._supervisor):
+            self._plan[_key(message)] = message
             self.send(message, descriptors)
+        self.send({"op": "serve"})
         self.tell_state()
+
+    def follow(self) -> None:
+        """The configuration is another one: models are told; for other doors or limits it is started again."""
+        if not wanted(self._supervisor.configuration):
+            self._end("the configuration has no front doors any more")
+        if self._link is None or self.state is State.DRAINING:
+            return  # the next start is told all of it
+        new = {_key(message): (message, descriptors) for message, descriptors in plan(self._supervisor)}
+        if new[CONFIGURE][0] != self._plan[CONFIGURE]:
+            self._end("its doors or limits have changed")
+            return
+        for key in [key for key in self._plan if key not in new]:
+            del self._plan[key]
+            self.send({"op": "model.gone", "name": key[1]})
+        for key, (message, descriptors) in new.items():
+            if self._plan.get(key) != message:
+                self._plan[key] = message
+                self.send(message, descriptors)
+        self._told = {}
+        self.tell_state()
+
+    def _end(self, why: str) -> None:
+        """The supervisor starts it again, if it is wanted."""
+        if self.state in (State.STOPPED, State.DRAINING):
+            return
+        log("notice", f"gateway ends: {why}", event="gateway-ends", pid=self.pid)
+        self.drain()
+        asyncio.get_running_loop().call_later(DRAIN_S_MAX, self._end_now)
+
+    def _end_now(self) -> None:
+        if self.state is State.DRAINING:
+            self.kill()
 
     def _died(self, was_ready: bool, why: str, pause_ns: int | None) -> None:
         self.doors = []
         if pause_ns is None:
+            self._supervisor.gateway_changed()
             return
         if self.tries <= TRIES_LOGGED_MAX:
             log("error", f"gateway {why}", event="gateway-died", restart_in_ms=pause_ns // 1_000_000)
@@ -120,7 +160,7 @@ class GatewayProcess(KeptProcess):
 
 
 def plan(supervisor: Supervisor) -> list[tuple[Message, tuple[int, ...]]]:
-    """The messages of a start, with their descriptors."""
+    """What it serves: `configure`, and `model` for each one, with their descriptors."""
     configuration = supervisor.configuration
     limits = configuration.limits
     configure: Message = {
@@ -135,7 +175,11 @@ def plan(supervisor: Supervisor) -> list[tuple[Message, tuple[int, ...]]]:
         device = supervisor.devices.get(model.device or "")
         if device is not None and ("model", name) in device.lanes.stats_blocks:
             told.append((_model_plan(configuration, device, name), (device.lanes.stats_fd,)))
-    return [*told, ({"op": "serve"}, ())]
+    return told
+
+
+def _key(message: Message) -> tuple[str, str]:
+    return message["op"], message.get("name", "")
 
 
 def _model_plan(configuration: Configuration, device: ServedDevice, name: str) -> Message:
@@ -151,9 +195,8 @@ def _model_plan(configuration: Configuration, device: ServedDevice, name: str) -
         ]
         for side in ("inputs", "outputs")
     }  # fmt: skip
-    version = getattr(model, "version", None)
     return {
-        "op": "model", "name": name, "version": str(version) if isinstance(version, int) else "1",
+        "op": "model", "name": name, "version": str(version_of(model) or 1),
         "platform": PLATFORM, **sides, "dynamic": bool(inspection["dynamic"]),
         "max_batch": batching.max_batch if batching else 1,
         "preferred": list(batching.preferred) if batching else [],
