@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
@@ -181,15 +182,31 @@ def _tensors(tensors: list[dict[str, Any]]) -> str:
 def _show_models(answer: dict[str, Any]) -> None:
     from rich.markup import escape
 
-    table = _table("model", "device", "inputs", "outputs", "batch", "p50", "p99", "max", "runs")
+    table = _table(
+        "model", "version", "sha256", "verified", "device", "inputs", "outputs", "batch", "p50", "p99", "max", "runs"
+    )
     for model in answer["models"]:
         signature = [escape(_tensors(model.get(side, []))) for side in ("inputs", "outputs")]
-        head = [escape(model["name"]), escape(model["device"] or "-"), *signature]
+        head = [
+            escape(model["name"]), str(model["version"] or "-"), model.get("digest", "")[:12] or "-",
+            escape(_verified(model)), escape(model["device"] or "-"), *signature,
+        ]  # fmt: skip
         for size, cost in (model.get("measured") or {"-": None}).items():
             numbers = [_microseconds(cost[key] / 1000) for key in ("p50_ns", "p99_ns", "max_ns")] if cost else ["-"] * 3
             table.add_row(*head, size, *numbers, str(cost["runs"]) if cost else "-")
-            head = [""] * 4
-    _print(table)
+            head = [""] * len(head)
+    notes = [f"{escape(m['name'])} is not verified: {escape(m['not_verified'])}" for m in answer["models"]
+             if m.get("not_verified")]  # fmt: skip
+    _print(table, *notes)
+
+
+def _verified(model: dict[str, Any]) -> str:
+    """Against what, in a word or two."""
+    found = model.get("verified")
+    if found is None:
+        return "no"
+    what = f"{Path(found['file']).name}, " if found["file"] else "random, "
+    return f"{what}{found['samples']} samples"
 
 
 def _show_costs(answer: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from taktd.daemon.certification.cost_file import cost_document
 from taktd.daemon.doors.front_desk import fallbacks_told
 from taktd.daemon.doors.lane_door import Connection
 from taktd.daemon.health import statistics
+from taktd.daemon.models.store import version_of
 from taktd.daemon.supervision.lanes import LaneState
 
 if TYPE_CHECKING:
@@ -24,6 +25,19 @@ def daemon_version() -> str:
         return version("taktd")
     except PackageNotFoundError:
         return "unknown"
+
+
+def _verification(name: str, samples: str | None, device: ServedDevice) -> dict[str, Any]:
+    """What its engine was compared with before it served; not_verified: why it was not."""
+    loaded = device.process.loaded_message
+    found = loaded.get("verified", {}).get(name)
+    if found is not None:
+        return {"verified": {**found, "file": samples if found["source"] == "golden" else None}, "not_verified": ""}
+    if not loaded:
+        return {"verified": None, "not_verified": "its executor has not loaded it"}
+    if device.member.plan.device.driver == "sim":
+        return {"verified": None, "not_verified": "a simulated device's outputs are its own"}
+    return {"verified": None, "not_verified": "ONNX Runtime fails on random inputs: give samples (verify.samples)"}
 
 
 class StatusBook:
@@ -134,11 +148,14 @@ class StatusBook:
         result = []
         for name, model in s.configuration.models.items():
             device = s.devices.get(model.device or "")
-            entry: dict[str, Any] = {"name": name, "path": model.path, "device": model.device}
+            entry: dict[str, Any] = {
+                "name": name, "path": model.path, "device": model.device, "version": version_of(model),
+            }  # fmt: skip
             if device is not None and name in device.inspections:
                 inspection = device.inspections[name]
                 entry |= {
                     "digest": inspection["digest"], "runtime": inspection["runtime"],
+                    **_verification(name, model.verify.samples, device),
                     "inputs": inspection["inputs"], "outputs": inspection["outputs"],
                     "measured": device.measured.get(name, {}), "dispatch_ns": device.dispatch_ns,
                     "no_gap": device.schedule.verdict.get("no_gap", {}).get(name) if device.schedule else None,

@@ -67,6 +67,18 @@ def test_each_fault_is_what_the_client_sees(taktd: Start, tmp_path: Path) -> Non
     assert "NaN" in running.log
 
 
+def test_a_reply_says_that_an_output_was_flagged(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(yaml(tmp_path, model=", non_finite: {y: flag}"))
+    with running.connect() as node, node.attach("walk") as lane:
+        for value, flagged in ((1, False), (np.nan, True), (np.inf, True), (2, False)):
+            lane.inputs["x"][:] = value
+            reply = lane.infer(timeout_us=5e6)
+            assert reply.ok
+            assert reply.not_finite is flagged, value
+            np.testing.assert_array_equal(lane.outputs["y"], value)
+    assert "output 'y' of model 'go1' has NaN or infinity in it" in running.log
+
+
 def test_a_hanging_engine_does_not_keep_the_daemon_from_stopping(taktd: Start, tmp_path: Path) -> None:
     running = taktd(yaml(tmp_path, top="allow_faults: true"))
     with running.connect() as node, node.attach("walk") as lane:
@@ -117,6 +129,29 @@ def test_versions_from_outside(taktd: Start, tmp_path: Path) -> None:
     assert "new.onnx" in running.taktctl("model", "list").stdout
     assert running.taktctl("model", "remove", "go1", "2").returncode == 0
     assert not (tmp_path / "store/go1/2").exists()
+
+
+def test_models_are_shown_with_version_digest_and_what_they_were_compared_with(taktd: Start, tmp_path: Path) -> None:
+    ones = np.ones((2, 1), np.float32)
+    np.savez(tmp_path / "golden.npz", x=ones, y=ones)
+    for name in ("bare", "sampled"):
+        models.identity(tmp_path / f"{name}.onnx")
+    text = yaml(tmp_path).replace("devices: {", "devices: {cpu0: {driver: cpu}, ").replace("models:\n", "models:\n"
+        f"  bare: {{path: {tmp_path}/bare.onnx, device: cpu0}}\n"
+        f"  sampled: {{path: {tmp_path}/sampled.onnx, device: cpu0, verify: {{samples: {tmp_path}/golden.npz}}}}\n"
+    )  # fmt: skip
+    running = taktd(text)
+    found = {model["name"]: model for model in running.taktctl_json("models")["models"]}
+    assert (found["go1"]["version"], found["bare"]["version"]) == (1, None)
+    assert found["go1"]["verified"] is None
+    assert "simulated" in found["go1"]["not_verified"]
+    bare, sampled = found["bare"]["verified"], found["sampled"]["verified"]
+    assert (bare["source"], bare["samples"], bare["file"]) == ("random", 4, None)
+    assert (sampled["source"], sampled["samples"], sampled["file"]) == ("golden", 2, f"{tmp_path}/golden.npz")
+    assert sampled["worst"] == {"y": 0.0}
+    told = running.taktctl("models").stdout
+    for word in (found["bare"]["digest"][:12], "random, 4 samples", "golden.npz, 2 samples", "go1 is not verified"):
+        assert word in told
 
 
 def test_without_a_daemon_there_is_nothing_to_ask(tmp_path: Path) -> None:
