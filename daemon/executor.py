@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from taktd.daemon.execution.awake import Awake
@@ -52,7 +53,7 @@ DONE: Final = object()
 YIELD_NS: Final = 2_000_000  # asleep this long at a time while it yields its core
 
 OK, EXPIRED, FAILED, CANCELLED, DETACHED = 0, 1, 4, 6, 7
-FLAG_OVERRUN, EARLY = 2, 8
+FLAG_OVERRUN, EARLY, NOT_FINITE = 2, 8, 32
 ENTRY_SHAPES, ENTRY_CANCEL, ENTRY_UNRECORDED, ENTRY_ANSWERED, ENTRY_ENDED = 1, 2, 0x2000, 0x4000, 0x8000
 NO_PATH, HOLD = 0, 3
 WOKE_CONTROL, WOKE_SUCCESSION = 2, 16
@@ -150,24 +151,26 @@ class Executor:
         if len(jobs) > 1 or lane.shaped:
             self._run_general(jobs, now_ns)
             return
-        status = OK
+        status, flags = OK, lane.flags
         self.server.begin(
             job.lane, job.slot, now_ns, job.deadline_ns, job.arrival_ns + job.source.period_ns, 0, job.cost_ns
         )
         try:
-            lane.runs[job.slot]()
+            if lane.runs[job.slot]():
+                flags |= NOT_FINITE
         except EngineFailure as failure:
             status = FAILED
             self.table.failed(lane, failure, job.sequence)
         ended_ns = self.server.end()
         if (ended_ns <= job.deadline_ns or not job.deadline_ns) and ended_ns - now_ns <= job.cost_ns:
             # In time and within its cost: nothing to explain, so the answer goes out before the books are kept.
-            flags = lane.flags | (EARLY if job.early else 0)
+            if job.early:
+                flags |= EARLY
             self.server.complete(job.lane, job.slot, status, flags, lane.path, NONE, 0, ended_ns, job.deadline_ns)
             self._note(jobs, now_ns, ended_ns, 0)
         else:
             self._explain(jobs, now_ns, ended_ns)
-            self._complete(job, status, ended_ns)
+            self._complete(job, status, flags, ended_ns)
             if job.overrun:
                 self.table.overran(lane, job.sequence)
         if status == OK:
@@ -189,11 +192,11 @@ class Executor:
         away_ns = self._awake.away_ns() + (self.witness.absent_ns(ended_ns) if self.witness else 0)
         self._note(jobs, started_ns, ended_ns, min(away_ns, ended_ns - started_ns))
 
-    def _complete(self, job: Job, status: int, ended_ns: int) -> None:
-        lane = self.lanes[job.lane]
-        flags = lane.flags | (EARLY if job.early else 0) | (FLAG_OVERRUN if job.overrun else 0)
+    def _complete(self, job: Job, status: int, flags: int, ended_ns: int) -> None:
+        flags |= (EARLY if job.early else 0) | (FLAG_OVERRUN if job.overrun else 0)
+        path = self.lanes[job.lane].path
         self.server.complete(
-            job.lane, job.slot, status, flags, lane.path, job.cause, job.cause_detail, ended_ns, job.deadline_ns
+            job.lane, job.slot, status, flags, path, job.cause, job.cause_detail, ended_ns, job.deadline_ns
         )
 
     def _answer(self, job: Job, status: int, path: int, cause: int, detail: int, now_ns: int) -> None:
@@ -215,28 +218,29 @@ class Executor:
     def _run_general(self, jobs: tuple[Job, ...], now_ns: int) -> None:
         """A batch, or a job with shapes of its own."""
         status = OK
+        tainted: Sequence[object] | None = None
         lanes = [self.lanes[job.lane] for job in jobs]
         for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
             arrival_ns = job.arrival_ns + job.source.period_ns
             self.server.begin(job.lane, job.slot, now_ns, job.deadline_ns, arrival_ns, more, job.cost_ns)
         try:
             if len(jobs) > 1:
-                self.table.batch(lanes[0].engine.spec.model, len(jobs)).run(
+                tainted = self.table.batch(lanes[0].engine.spec.model, len(jobs)).run(
                     [lane.inputs_of(job.slot) for lane, job in zip(lanes, jobs, strict=True)],
                     [lane.outputs_of(job.slot) for lane, job in zip(lanes, jobs, strict=True)],
                 )
             elif jobs[0].slot in lanes[0].shaped:
                 lanes[0].shaped.discard(jobs[0].slot)
-                lanes[0].run_shaped(jobs[0].slot)
+                tainted = (lanes[0].run_shaped(jobs[0].slot),)
             else:
-                lanes[0].runs[jobs[0].slot]()
+                tainted = (lanes[0].runs[jobs[0].slot](),)
         except EngineFailure as failure:
             status = FAILED
             self.table.failed(lanes[0], failure)
         ended_ns = self.server.end()
         self._explain(jobs, now_ns, ended_ns)
-        for job in jobs:
-            self._complete(job, status, ended_ns)
+        for number, (job, lane) in enumerate(zip(jobs, lanes, strict=True)):
+            self._complete(job, status, lane.flags | (NOT_FINITE if tainted and tainted[number] else 0), ended_ns)
 
     def _idle(self, wait: Wait, now_ns: int) -> None:
         """Nothing to run: a step of a chore if there is a gap, else wait for the next event, spinning where that

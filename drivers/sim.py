@@ -129,7 +129,7 @@ class SimDevice:
         if self._fault.kind is SimFaultKind.LOST:
             raise _lost()
 
-    def run(self, cost_ns: int, work: Callable[[], None], *, rehearsal: bool = False) -> bool:
+    def run(self, cost_ns: int, work: Callable[[], object], *, rehearsal: bool = False) -> bool:
         """Does ``work`` and returns ``cost_ns`` after it began, or later if the work takes longer.
 
         ``rehearsal``: a run for nobody (warming, measuring); a fault that hits a number of runs waits for a real one.

@@ -15,8 +15,9 @@ from taktd.engines.tensors import TensorSpec
 
 __all__ = ["BatchRun", "BoundRun", "BuiltEngine", "EngineSpec", "Tensor", "WarmEngine", "release"]
 
-BoundRun = Callable[[], None]
-"""Runs one job on the memory it was bound to; returns when the outputs are written. Raises ``EngineFailure``."""
+BoundRun = Callable[[], bool | None]
+"""Runs one job on the memory it was bound to; returns when the outputs are written, true where one has NaN or infinity
+in it that its model only flags. Raises ``EngineFailure``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,9 @@ class BatchRun(Protocol):
     def run_bound(self) -> BoundRun:
         """The run alone, on whatever the private memory holds."""
 
-    def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
-        """Addresses per member and tensor. Raises ``EngineFailure``."""
+    def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Sequence[bool] | None:
+        """Addresses per member and tensor. Returns, where anybody looks, what a ``BoundRun`` does, per member. Raises
+        ``EngineFailure``."""
 
 
 class WarmEngine(Protocol):

@@ -82,25 +82,29 @@ class GuardedEngine:
     ) -> None:
         self.spec = engine.spec
         self.flagged: Counter[str] = Counter()
+        self.tainted = False  # whether the last run_shaped() flagged something
         self._engine = engine
         self._watched = watched
         self._tell = tell
 
-    def _look(self, outputs: Sequence[Tensor]) -> Callable[[], None]:
+    def _look(self, outputs: Sequence[Tensor]) -> Callable[[], bool]:
         checks = []
         for index, spec, policy in self._watched:
             test = all_finite(spec.dtype)
             assert test is not None
             checks.append((test, values_at(outputs[index].address, spec.dtype, outputs[index].dims), spec.name, policy))
 
-        def look() -> None:
+        def look() -> bool:
+            tainted = False
             for test, values, name, policy in checks:
                 if not test(values):
                     if policy == FORBID:
                         raise EngineFailure(f"output {name!r} has NaN or infinity in it", FailureKind.NOT_FINITE)
+                    tainted = True
                     self.flagged[name] += 1
                     if self.flagged[name] <= FLAGS_TOLD:
                         self._tell(f"output {name!r} of model {self.spec.model!r} has NaN or infinity in it")
+            return tainted
 
         return look
 
@@ -112,9 +116,9 @@ class GuardedEngine:
     def bind(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> BoundRun:
         run, look = self._engine.bind(inputs, outputs), self._look(outputs)
 
-        def checked() -> None:
+        def checked() -> bool:
             run()
-            look()
+            return look()
 
         # What the inner run holds (a captured graph, registered pages) is given back through the outer one.
         if hasattr(run, "close"):
@@ -123,16 +127,17 @@ class GuardedEngine:
 
     def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
         actual = self._engine.run_shaped(inputs, outputs)
-        self._look([Tensor(o.address, dims, o.shared) for o, dims in zip(outputs, actual, strict=True)])()
+        found = [Tensor(o.address, dims, o.shared) for o, dims in zip(outputs, actual, strict=True)]
+        self.tainted = self._look(found)()
         return actual
 
     def batch(self, size: int) -> _GuardedBatch:
         return _GuardedBatch(self, self._engine.batch(size))
 
-    def look_at(self, addresses: Sequence[int]) -> None:
-        """The outputs of one job, at their declared shapes."""
+    def look_at(self, addresses: Sequence[int]) -> bool:
+        """The outputs of one job, at their declared shapes; whether something in them is flagged."""
         tensors = [Tensor(address, spec.dims) for address, spec in zip(addresses, self.spec.outputs, strict=True)]
-        self._look(tensors)()
+        return self._look(tensors)()
 
     def close(self) -> None:
         if hasattr(self._engine, "close"):
@@ -153,10 +158,9 @@ class _GuardedBatch:
         for _ in range(self.size):
             self._engine.look_at([memory.ctypes.data for memory in self._elsewhere])
 
-    def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
+    def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[bool]:
         self._batch.run(inputs, outputs)
-        for addresses in outputs:
-            self._engine.look_at(addresses)
+        return [self._engine.look_at(addresses) for addresses in outputs]
 
     def close(self) -> None:
         if hasattr(self._batch, "close"):

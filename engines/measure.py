@@ -68,7 +68,7 @@ class Measurement:
 
 
 def measure(
-    run: Callable[[], None],
+    run: Callable[[], object],
     *,
     cap_ns: int,
     clock: Callable[[], int],

@@ -343,7 +343,8 @@ class Server:
         ended_ns: int,
         deadline_ns: int = 0,
     ) -> None:
-        """End a job: ledger, completion, wake-up, statistics. `late` is set here; flags: overrun, stand-in, early.
+        """End a job: ledger, completion, wake-up, statistics. `late` is set here; flags: overrun, stand-in, early,
+        not finite.
 
         deadline_ns: as in begin(), for jobs that never began.
         """
@@ -400,6 +401,9 @@ class Reply:
     def stand_in(self) -> bool: ...
     @property
     def early(self) -> bool: ...
+    @property
+    def not_finite(self) -> bool:
+        """An output has NaN or infinity in it, and its model's configuration says `flag`."""
     @property
     def path(self) -> str:
         """ "primary", "stand-in", "hold", "constant"; "" where nothing answered."""

@@ -113,6 +113,7 @@ static PyGetSetDef reply_fields[] = {
     {"overrun", reply_flag, NULL, "ran longer than declared", (void *)(uintptr_t)TAKT_OVERRUN},
     {"stand_in", reply_flag, NULL, "answered by the stand-in executor", (void *)(uintptr_t)TAKT_STAND_IN},
     {"early", reply_flag, NULL, "submitted before the period allowed it", (void *)(uintptr_t)TAKT_EARLY},
+    {"not_finite", reply_flag, NULL, "an output has NaN or infinity in it", (void *)(uintptr_t)TAKT_NOT_FINITE},
     {"path", reply_path, NULL, "who answered: \"primary\", \"stand-in\", \"hold\", \"constant\", \"\"", NULL},
     {"cause", reply_cause, NULL, "why a deadline was missed, \"\" for none", NULL},
     {"status_code", reply_u32, NULL, "number of the status", FIELD(status)},

@@ -57,7 +57,7 @@ class _Slot:
         self.tensor = Tensor(self.array.ctypes.data, dims)
 
 
-def _timed(run: Callable[[], None], runs: int) -> dict[str, float]:
+def _timed(run: Callable[[], object], runs: int) -> dict[str, float]:
     clock = time.monotonic_ns
     times: list[int] = []
     gc.collect()

@@ -3,12 +3,14 @@
  * ledger.c: the daemon-only record of what an executor has taken and what it has done. It outlives the executor, so that
  * a successor goes on where a SIGKILL at any instruction left it: nothing is lost, nothing completes twice.
  *
- * Taking:     slot fields -> slot TAKEN -> lane's next sequence, submit head -> the shared head
- * Completing: image, its index -> slot DONE -> ring entry -> the shared tail -> lane's completion tail -> slot FREE
+ * Taking:     slot fields -> slot TAKEN -> lane's next sequence -> counted -> submit head -> the shared head
+ * Completing: image, its index -> slot DONE -> ring entry -> the shared tail -> lane's completion tail -> counted ->
+ *             slot FREE
  *
  * Each arrow is a release store, so the order holds for whoever takes over, on any CPU. The recorded index makes
  * publishing idempotent: DONE at or after the lane's tail is published again (same bytes, same place); DONE before it has
- * been published and is only freed. TAKEN at or after the lane's head moves the head past it.
+ * been published and is only freed. TAKEN at or after the lane's head moves the head past it. What the statistics must
+ * say once the job is counted is in the ledger before: a successor counts it if they don't say so yet.
  */
 #include "server.h"
 
@@ -90,9 +92,11 @@ void takt_ledger_take(struct takt_served *lane, const struct takt_submission *en
 	slot->release_ns = release_ns;
 	slot->taken_ns = now_ns;
 	slot->started_ns = 0;
+	ledger->submitted = takt_load_u64(&lane->stats->submitted) + 1;
 	takt_store_state(&slot->state, TAKT_LEDGER_TAKEN);
 	takt_store_u64(&ledger->last_release_ns, release_ns);
 	takt_store_cursor(&ledger->next_sequence, entry->sequence + 1);
+	takt_store_u64(&lane->stats->submitted, ledger->submitted);
 	takt_store_cursor(&ledger->submit_head, lane->rings.submit_head + 1);
 }
 
@@ -104,6 +108,8 @@ static void recover_slot(struct takt_served *lane, uint32_t index)
 	if (takt_load_state(&slot->state) == TAKT_LEDGER_FREE)
 		return;
 	if (slot->submit_index >= ledger->submit_head) {
+		if (takt_load_u64(&lane->stats->submitted) < ledger->submitted)
+			takt_store_u64(&lane->stats->submitted, ledger->submitted);
 		takt_store_cursor(&ledger->next_sequence, slot->sequence + 1);
 		takt_store_cursor(&ledger->submit_head, slot->submit_index + 1);
 	}
@@ -113,6 +119,9 @@ static void recover_slot(struct takt_served *lane, uint32_t index)
 	}
 	if (slot->completion_index >= ledger->completion_tail)
 		takt_served_publish(lane, slot);
+	else if (slot->image.status < TAKT_STATS_STATUSES &&
+		 takt_load_u64(&lane->stats->status[slot->image.status]) < ledger->answered)
+		takt_stats_job(lane->stats, &slot->image, slot->release_ns);
 	takt_store_state(&slot->state, TAKT_LEDGER_FREE);
 }
 

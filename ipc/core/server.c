@@ -346,7 +346,6 @@ static uint32_t take_entry(struct takt_server *server, struct takt_served *lane,
 	lane->outputs_shaped &= ~(UINT64_C(1) << entry->slot);
 	lane->last_entry_ns = now_ns;
 	lane->bell_credit++;
-	takt_count(&lane->stats->submitted, 1);
 	takt_rings_taken(&lane->rings);
 	if (is_impossible(lane, entry)) {
 		struct takt_verdict verdict = {.status = TAKT_INVALID, .ended_ns = now_ns};
@@ -513,14 +512,14 @@ void takt_served_publish(struct takt_served *lane, struct takt_ledger_slot *slot
 	takt_rings_complete(&lane->rings, &slot->image);
 	takt_doorbell_wake_client(lane); /* before the bookkeeping: somebody waits for it */
 	takt_store_cursor(&lane->ledger->completion_tail, lane->rings.completion_tail);
-	takt_stats_job(lane->stats, &slot->image, slot->release_ns);
+	takt_stats_job(lane->stats, &slot->image, slot->release_ns); /* its status first: it is that which is made up for */
 	takt_store_state(&slot->state, TAKT_LEDGER_FREE);
 }
 
 static uint16_t completion_flags(const struct takt_served *lane, uint32_t slot, const struct takt_verdict *verdict,
 				 uint64_t started_ns, uint64_t deadline_ns)
 {
-	uint32_t flags = verdict->flags & (TAKT_OVERRUN | TAKT_STAND_IN | TAKT_EARLY);
+	uint32_t flags = verdict->flags & (TAKT_OVERRUN | TAKT_STAND_IN | TAKT_EARLY | TAKT_NOT_FINITE);
 	int answered = started_ns != 0 || verdict->status == TAKT_OK;
 
 	if (answered && deadline_ns != 0 && verdict->ended_ns > deadline_ns)
@@ -559,6 +558,7 @@ int takt_server_complete(struct takt_server *server, uint32_t index, uint32_t sl
 		.epoch = (uint32_t)lane->layout.epoch,
 	};
 	slot->completion_index = lane->rings.completion_tail;
+	lane->ledger->answered = takt_load_u64(&lane->stats->status[verdict->status]) + 1;
 	takt_store_state(&slot->state, TAKT_LEDGER_DONE);
 	takt_served_publish(lane, slot);
 	lane->pending &= ~(UINT64_C(1) << slot_index);

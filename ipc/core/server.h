@@ -43,7 +43,8 @@ struct takt_ledger_lane {
 	uint64_t completion_tail;
 	uint64_t last_release_ns;
 	uint64_t memory; /* inode of the lane's memfd: what is said here is about that memory and no other */
-	uint8_t pad[16];
+	uint64_t submitted; /* what the statistics say once the job taken last is counted */
+	uint64_t answered;  /* and the job done last, of its status */
 	struct takt_ledger_slot slots[TAKT_SLOTS_MAX];
 };
 _Static_assert(offsetof(struct takt_ledger_lane, slots) == 64, "ledger lane");

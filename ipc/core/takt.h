@@ -92,7 +92,8 @@ enum {
 	TAKT_OVERRUN = 2,  /* ran longer than its declared cost */
 	TAKT_STAND_IN = 4, /* answered by the stand-in executor */
 	TAKT_EARLY = 8,    /* submitted before the loop's period allowed it: it ran in slack only */
-	TAKT_SHAPES = 16   /* the outputs have actual shapes (model lanes) */
+	TAKT_SHAPES = 16,  /* the outputs have actual shapes (model lanes) */
+	TAKT_NOT_FINITE = 32 /* an output has NaN or infinity in it, which its model only flags */
 };
 
 /* Who answered. */

@@ -18,6 +18,7 @@ from tests.fakes.raw_lane import Daemon
 # ledger.c: one page, then per lane 64 bytes and 64 slots of 128 bytes
 LANE = 4096
 SUBMIT_HEAD, NEXT_SEQUENCE, COMPLETION_TAIL = LANE + 8, LANE + 16, LANE + 24
+SUBMITTED, ANSWERED = LANE + 48, LANE + 56
 SLOTS, SLOT_BYTES = LANE + 64, 128
 FREE, TAKEN, DONE = 0, 1, 2
 
@@ -36,9 +37,10 @@ class Pages:
         self.daemon = daemon
         self.ledger = mmap.mmap(daemon.ledger, os.fstat(daemon.ledger).st_size)
         self.lane = daemon.clients[0].map
+        self.stats = mmap.mmap(daemon.stats, os.fstat(daemon.stats).st_size)
 
-    def take(self) -> tuple[bytes, bytes]:
-        return bytes(self.ledger), bytes(self.lane)
+    def take(self) -> tuple[bytes, bytes, bytes]:
+        return bytes(self.ledger), bytes(self.lane), bytes(self.stats)
 
 
 def apply(target: mmap.mmap, after: bytes, at: int, size: int) -> None:
@@ -49,9 +51,9 @@ def cursor_at(client: raw.RawLane, cursor: int) -> int:
     return int(client.header["cursors_offset"] + cursor)
 
 
-@pytest.mark.parametrize("step", range(6))
-def test_completion_is_published_exactly_once(daemon: Daemon, step: int) -> None:
-    """Dies after `step` of: image, DONE, ring entry, shared tail, ledger's tail, FREE."""
+@pytest.mark.parametrize("step", range(7))
+def test_completion_is_published_and_counted_exactly_once(daemon: Daemon, step: int) -> None:
+    """Dies after `step` of: image, DONE, ring entry, shared tail, ledger's tail, statistics, FREE."""
     client = daemon.add()
     pages = Pages(daemon)
     client.submit()
@@ -64,16 +66,18 @@ def test_completion_is_published_exactly_once(daemon: Daemon, step: int) -> None
     after = pages.take()
     slot = SLOTS + job[2] * SLOT_BYTES
     stores = [
-        lambda: apply(pages.ledger, after[0], slot + 56, 72),  # index and image
+        lambda: (apply(pages.ledger, after[0], slot + 56, 72), apply(pages.ledger, after[0], ANSWERED, 8)),  # image
         lambda: pages.ledger.__setitem__(slice(slot, slot + 4), struct.pack("<I", DONE)),
         lambda: apply(pages.lane, after[1], client.header["completion_ring_offset"], 64),
         lambda: apply(pages.lane, after[1], cursor_at(client, raw.COMPLETION_TAIL), 8),
         lambda: apply(pages.ledger, after[0], COMPLETION_TAIL, 8),
+        lambda: apply(pages.stats, after[2], 0, len(after[2])),
         lambda: apply(pages.ledger, after[0], slot, 4),
     ]
     daemon.die()
     pages.ledger[:] = before[0]
     client.words[:] = memoryview(before[1]).cast("Q")
+    pages.stats[:] = before[2]
     for store in stores[: step + 1]:
         store()
     daemon.succeed()
@@ -84,13 +88,15 @@ def test_completion_is_published_exactly_once(daemon: Daemon, step: int) -> None
     done = client.completions()
     assert sorted(d["sequence"] for d in done) == [1, 2]
     assert {d["sequence"]: d["area"] for d in done} == {1: 1, 2: 1 if step == 0 else 0}
+    counted = daemon.count()
+    assert (counted["submitted"], counted["ok"], counted["run_us"]["count"]) == (2, 2, 1)
     client.submit()
     assert [job[1] for job in daemon.server.poll(60)] == [3]
 
 
-@pytest.mark.parametrize("step", range(5))
-def test_submission_is_taken_exactly_once(daemon: Daemon, step: int) -> None:
-    """Dies after `step` of: slot TAKEN, next sequence, ledger's head, shared head."""
+@pytest.mark.parametrize("step", range(6))
+def test_submission_is_taken_and_counted_exactly_once(daemon: Daemon, step: int) -> None:
+    """Dies after `step` of: slot TAKEN, next sequence, statistics, ledger's head, shared head."""
     client = daemon.add()
     pages = Pages(daemon)
     client.submit()
@@ -101,20 +107,23 @@ def test_submission_is_taken_exactly_once(daemon: Daemon, step: int) -> None:
     after = pages.take()
     slot = SLOTS + SLOT_BYTES
     stores = [
-        lambda: apply(pages.ledger, after[0], slot, SLOT_BYTES),
+        lambda: (apply(pages.ledger, after[0], SUBMITTED, 8), apply(pages.ledger, after[0], slot, SLOT_BYTES)),
         lambda: apply(pages.ledger, after[0], NEXT_SEQUENCE, 8),
+        lambda: apply(pages.stats, after[2], 0, len(after[2])),
         lambda: apply(pages.ledger, after[0], SUBMIT_HEAD, 8),
         lambda: apply(pages.lane, after[1], cursor_at(client, raw.SUBMIT_HEAD), 8),
     ]
     daemon.die()
     pages.ledger[:] = before[0]
     client.words[:] = memoryview(before[1]).cast("Q")
+    pages.stats[:] = before[2]
     for store in stores[:step]:
         store()
     daemon.succeed()
     known = [seq for seq, *_ in daemon.server.unfinished(0)] + [job[1] for job in daemon.server.poll(30)]
     assert known == [1, 2]
     assert client.u64(raw.SUBMIT_HEAD) == 2
+    assert daemon.count()["submitted"] == 2
     for slot_number in (0, 1):
         daemon.server.complete(0, slot_number, raw.OK, 0, 2, 0, 0, 40)
     assert [d["sequence"] for d in client.completions()] == [1, 2]

@@ -113,16 +113,28 @@ def test_flagged_is_counted_and_answered(tmp_path: Path) -> None:
     engine, slot = guarded(division(tmp_path / "m.onnx"), {"y": "flag"}, told.append), Slot()
     assert isinstance(engine, GuardedEngine)
     run = engine.bind(slot.inputs, slot.outputs)
-    run()
+    assert not run()
+    engine.run_shaped(slot.inputs, slot.outputs)
+    assert not engine.tainted
     assert not engine.flagged
     slot.x[:] = 0
-    run()
+    assert run()
     engine.run_shaped(slot.inputs, slot.outputs)
+    assert engine.tainted
     assert engine.flagged == {"y": 2}
     assert told == ["output 'y' of model 'm' has NaN or infinity in it"] * 2
     for _ in range(10):
         run()
     assert (engine.flagged["y"], len(told)) == (12, 5)
+
+
+def test_in_a_batch_each_member_is_flagged_by_itself(tmp_path: Path) -> None:
+    engine, good, bad = guarded(division(tmp_path / "m.onnx"), {"y": "flag"}), Slot(), Slot()
+    bad.x[0, 3] = 0
+    flagged = engine.batch(2).run(
+        [[slot.x.ctypes.data] for slot in (good, bad)], [[s.y.ctypes.data, s.z.ctypes.data] for s in (good, bad)]
+    )
+    assert flagged == [False, True]
 
 
 def test_what_a_run_holds_is_given_back_through_the_guard(tmp_path: Path) -> None:
