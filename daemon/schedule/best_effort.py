@@ -126,8 +126,7 @@ class BestEffort:
         """The jobs of the next dispatch, none longer than limit_ns; () if none may start. They leave their queues."""
         self.hold_until_ns = 0
         first: BestEffortLane | None = None
-        best_deadline_ns = least_ns = NEVER + 1
-        rank = (0, 0, 0)  # of the first, among those with its deadline
+        best_deadline_ns = best_virtual_ns = least_ns = NEVER + 1
         for entry in self.backlog:
             if entry.cost_ns > limit_ns or (entry.max_delay_ns and self._held(now_ns, entry)):
                 continue
@@ -135,14 +134,17 @@ class BestEffort:
             if virtual_ns < least_ns:
                 least_ns = virtual_ns
             deadline_ns = entry.jobs[0][0]
-            if deadline_ns < best_deadline_ns or (
-                deadline_ns == best_deadline_ns and (virtual_ns, entry.order, entry.lane) < rank
-            ):
-                first, best_deadline_ns = entry, deadline_ns
-                rank = (virtual_ns, entry.order, entry.lane)
+            if deadline_ns > best_deadline_ns:
+                continue
+            if deadline_ns == best_deadline_ns:
+                if virtual_ns > best_virtual_ns:
+                    continue
+                if virtual_ns == best_virtual_ns and first is not None and _order(first) < _order(entry):
+                    continue
+            first, best_deadline_ns, best_virtual_ns = entry, deadline_ns, virtual_ns
         if first is None:
             return ()
-        if rank[0] > least_ns + LEAD_NS:
+        if best_virtual_ns > least_ns + LEAD_NS:
             first = self._first(now_ns, limit_ns, least_ns + LEAD_NS)
         cost_ns = first.queue.cost_ns
         jobs: tuple[Job, ...] = (first.jobs[0][3],)
@@ -213,15 +215,24 @@ class BestEffort:
                 self.discard(entry, job)
 
 
+def _order(entry: BestEffortLane) -> tuple[int, int]:
+    return entry.order, entry.lane
+
+
 def _others(first: BestEffortLane, seed: Job, most: int) -> list[Job]:
     """Who may join the seed, at most most - 1, in the order in which they join."""
     if len(first.peers) == 1:
         return [job for _, _, _, job in first.jobs[1:most]]
+    # No two jobs of a lane have one turn: jobs are never compared.
     ranked: list[tuple[int, int, int, int, Job]] = []
     for entry in first.peers:
         virtual_ns = entry.virtual_ns
         for turn, (deadline_ns, _, lane, job) in enumerate(entry.jobs[:most]):
             if job is not seed:
                 ranked.append((deadline_ns, turn, virtual_ns, lane, job))
-    ranked.sort()  # no two jobs of a lane have one turn: jobs are never compared
+                if most == 2:
+                    break  # only one more can join: the first of each lane is enough
+    if most == 2:
+        return [min(ranked)[4]] if ranked else []
+    ranked.sort()
     return [item[4] for item in ranked[: most - 1]]
