@@ -294,8 +294,11 @@ void takt_free(void *memory)
 
 /* ---- attaching ----------------------------------------------------------------------------------------------- */
 
-static void release(struct takt_lane *lane)
+void takt_lane_free(struct takt_lane *lane)
 {
+	if (!lane)
+		return;
+	takt_lane_free(lane->before);
 	if (lane->map)
 		takt_unmap(lane->map, lane->size);
 	takt_layout_free(&lane->layout);
@@ -366,7 +369,7 @@ static int take_lane(struct takt_node *node, struct takt_answer *answer, uint32_
 				       made->layout.name, strerror(-result));
 	}
 	if (result < 0) {
-		release(made);
+		takt_lane_free(made);
 		takt_node_send(node, TAKT_MSG_DETACH, &attached.lane_id, sizeof(attached.lane_id), 0);
 		return result;
 	}
@@ -440,5 +443,5 @@ void takt_detach(takt_lane *lane)
 		give_back(lane->node, lane);
 		pthread_mutex_unlock(&lane->node->lock);
 	}
-	release(lane);
+	takt_lane_free(lane);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * client.h: what the client's .c files share (client.c, message.c, lane.c, tensor.c, wait.c) and the Python binding
+ * client.h: what the client's .c files share (client.c, message.c, lane.c, reattach.c, tensor.c, wait.c) and the Python binding
  * needs. Private.
  */
 #ifndef TAKT_CLIENT_H
@@ -65,6 +65,11 @@ struct takt_lane {
 	int descriptor_used; /* takt_fileno() was called: ask for a byte instead of a futex wake */
 	int ended;	     /* no more submissions; what was completed can still be received */
 	uint32_t end_reason;
+	int end_told;		 /* by -EPIPE: from now on it may come back */
+	int reattach;		 /* takt_set_reattach() */
+	uint64_t again_ns;	 /* not to be asked for before */
+	uint64_t again_pause_ns; /* then to wait so long */
+	struct takt_lane *before; /* the one that ended, still mapped; NULL: none */
 	uint64_t next_sequence;
 	int next_slot; /* -1: not chosen yet */
 	int last_slot; /* -1: no reply yet */
@@ -97,6 +102,10 @@ uint64_t takt_lane_until(const struct takt_lane *lane, uint64_t sequence, int64_
 void takt_lane_end(struct takt_lane *lane, uint32_t reason, const char *text);
 /* lane.c: the lane is over: -EPIPE, with the reason in lane->error. */
 int takt_lane_fail_ended(struct takt_lane *lane);
+/* reattach.c: the lane that has ended is another one now, or an error with its text in lane->error. */
+int takt_lane_again(struct takt_lane *lane);
+/* client.c: unmaps and frees, without a word to the daemon. NULL is allowed. */
+void takt_lane_free(struct takt_lane *lane);
 /* lane.c: where a slot's tensors are. */
 char *takt_lane_slot(const struct takt_lane *lane, int slot);
 /* lane.c: sets lane->error and returns code. */

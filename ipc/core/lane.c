@@ -84,6 +84,7 @@ int takt_lane_fail_ended(struct takt_lane *lane)
 {
 	if (lane->node && !lane->ended_text[0])
 		takt_node_drain(lane->node);
+	lane->end_told = 1;
 	return takt_lane_fail(lane, -EPIPE, "the lane of \"%s\" has ended: %s; attach again", lane->layout.name,
 			      lane->ended_text[0] ? lane->ended_text : reason_text(lane->end_reason));
 }
@@ -137,8 +138,12 @@ int takt_next_slot(takt_lane *lane)
 		return lane->next_slot;
 	look_for_end(lane);
 	takt_lane_collect(lane);
-	if (lane->ended)
-		return takt_lane_fail_ended(lane);
+	if (lane->ended) {
+		const int result = lane->reattach && lane->end_told ? takt_lane_again(lane) : takt_lane_fail_ended(lane);
+
+		if (result < 0)
+			return result;
+	}
 	lane->next_slot = free_slot(lane, clocked(lane) ? lane->input_slot : -1, -1);
 	if (lane->next_slot < 0)
 		lane->next_slot = free_slot(lane, -1, -1);

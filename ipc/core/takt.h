@@ -229,7 +229,7 @@ TAKT_API void takt_free(void *memory);
 
 /* Attaches a loop or a model by name. While the daemon is booting it waits up to timeout_ns. When the daemon was started
  * again since, the node connects again; lanes that are there go on meanwhile and are claimed after one of their next jobs.
- * A lane that has ended (-EPIPE) is not to be had again itself: takt_detach() it and attach another one.
+ * A lane that has ended (-EPIPE) stays so unless takt_set_reattach() was called: takt_detach() it, attach another one.
  * -ENOENT: no such name; -EBUSY: another client has the loop; -EACCES; -ENOSPC, -EMFILE: limits; -EAGAIN: still
  * booting; -EPROTO: the lane's memory is not what this library understands; -ENOTCONN: the daemon has gone. */
 TAKT_API int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_mode, int64_t timeout_ns,
@@ -237,6 +237,15 @@ TAKT_API int takt_attach(takt_node *node, const char *name, uint32_t kind, uint3
 
 /* Gives the lane back and frees it; every pointer into it is invalid afterwards. NULL is allowed. */
 TAKT_API void takt_detach(takt_lane *lane);
+
+/* on: a lane that has ended comes back by itself, whatever ended it: the daemon is gone, the configuration has changed.
+ * The end is told once, by -EPIPE from whatever was called; then takt_input(), takt_input_at() and takt_next_slot() ask
+ * for a lane of the same name and go on with that one. As long as there is none they fail with -EPIPE, and ask again
+ * after 50 ms, 100 ms, ... at most 2 s, without waiting in between; one try waits as takt_attach() does with a timeout
+ * of 0. Afterwards numbers of jobs begin at 1 again, replies that were not received are gone, takt_fileno() is another
+ * one, and pointers are to be asked for anew: what is written through old ones is lost. -EPROTO: it has other tensors by
+ * now; such a lane is attached anew by the program. Begin each cycle with takt_input(). Always 0. */
+TAKT_API int takt_set_reattach(takt_lane *lane, int on);
 
 TAKT_API void takt_describe(const takt_lane *lane, struct takt_lane_info *info);
 TAKT_API const char *takt_lane_error(const takt_lane *lane);

@@ -160,6 +160,12 @@ class Lane
 		return span<const T>(output_tensor(name));
 	}
 
+	// Whether it comes back by itself after its end, which is told once (Error with code EPIPE); see takt_set_reattach().
+	void reattach(bool on)
+	{
+		check(takt_set_reattach(lane_, on));
+	}
+
 	void set_shape(const char *name, std::initializer_list<std::int64_t> dims)
 	{
 		check(takt_set_shape(lane_, name, dims.begin(), static_cast<std::uint32_t>(dims.size())));
