@@ -36,10 +36,12 @@ def threads() -> set[int]:
     return {int(name) for name in os.listdir("/proc/self/task")}
 
 
-def move_to(cores: Iterable[int]) -> None:
-    """Pins the calling thread, as far as it may; with the rights that it has. take_rights() says what came of it."""
-    with suppress(OSError):
-        os.sched_setaffinity(0, cores)
+def move_to(cores: list[int]) -> None:
+    """Pins the calling thread (empty: not), as far as it may, with the rights it has. take_rights() says what came of
+    it."""
+    if cores:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cores)
 
 
 def leave_rights() -> None:

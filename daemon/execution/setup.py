@@ -77,22 +77,19 @@ def prepare(plan: dict[str, Any], tell: Callable[[str], None] = lambda _: None) 
         for name, model in models.items()
         if "verify" in model and computes_the_model(plan["driver"])
     }
-    # Beside another executor that serves it makes do with less, and loads as an ordinary process: a second of work at
-    # any real-time priority uses up the share that the kernel leaves to real-time work on that core, the other's too.
-    beside = plan.get("prepare")
-    room = beside or plan
+    # Engines are loaded as by an ordinary process: a second of work at any real-time priority uses up the share that
+    # the kernel leaves to real-time work on that core, also for whoever serves there, and for its own first jobs.
+    room = plan.get("prepare") or plan  # beside another executor that serves, it makes do with less
     before = threads()
-    if beside:
-        move_to(beside["cores"])
     # The engines' own threads and arenas are made under the affinity they keep.
-    prepared = Prepared(Rights() if beside else take_rights(room["cores"], room["priority"]), {}, {}, 0)
+    move_to(room["cores"])
+    prepared = Prepared(Rights(), {}, {}, 0)
     open_engine = engine_opener(plan["driver"], alone=plan.get("alone", not plan.get("prepare")), tell=tell)
     prepared.gpu = open_engine.gpu
     for name, model in models.items():
         prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
-    if beside:
-        prepared.helpers = threads() - before
-        prepared.rights = take_rights(room["cores"], room["priority"], prepared.helpers)
+    prepared.helpers = threads() - before
+    prepared.rights = take_rights(room["cores"], room["priority"], prepared.helpers)
     witness = open_witness(prepared.rights)
     prepared.measured = {
         name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS), model["pause_ns"], witness)

@@ -32,8 +32,9 @@ def test_what_is_refuted_says_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usable", "executors", "cores"),
+    ("usable", "executors", "others"),
     [({0, 1}, [1], [0]), ({0, 1, 2, 3}, [2], [0, 1, 3]), ({1}, [1], [1]), ({0, 1}, [0, 1], [0, 1])],
 )
-def test_the_watch_keeps_off_the_executors_core_where_it_can(usable, executors, cores) -> None:
-    assert watch_cores(usable, executors) == cores
+def test_the_watch_stays_on_the_executors_core_where_it_can_get_ahead_of_it(usable, executors, others) -> None:
+    assert watch_cores(usable, executors, real_time=True) == executors
+    assert watch_cores(usable, executors, real_time=False) == others
