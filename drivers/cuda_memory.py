@@ -7,6 +7,7 @@ has no stream priorities and can't record its events on a stream that is not its
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -70,6 +71,8 @@ class PycudaMemory:
         driver.init()
         self._context = driver.Device(index).retain_primary_context()
         self._context.push()
+        # An executor ends with its device open; pycuda aborts a process that ends with a context on its stack.
+        atexit.register(self._leave)
 
     def _ask(self, call: Callable[[], T]) -> T:
         try:
@@ -97,8 +100,12 @@ class PycudaMemory:
         return int(array.ctypes.data), int(block.get_device_pointer()), lambda: self._ask(block.free)
 
     def close(self) -> None:
-        self._context.pop()
+        atexit.unregister(self._leave)
+        self._leave()
         self._context.detach()
+
+    def _leave(self) -> None:
+        self._context.pop()
 
 
 def open_memory(index: int) -> CudaMemory:

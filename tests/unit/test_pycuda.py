@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,3 +85,11 @@ def test_nothing_is_left_when_the_device_is_closed(driver: object, fake_cuda: Si
         opened.close()
     assert not any(fake_cuda.live().values())
     assert fake_cuda.leaked() == leaked
+
+
+def test_a_process_that_ends_with_its_device_open_ends_in_order(driver: object, tmp_path: Path) -> None:
+    """As an executor does. pycuda by itself aborts it."""
+    code = "from taktd.drivers.cuda import CudaDevice; device = CudaDevice(0); block = device.allocate(64)"
+    environment = os.environ | simulated.environment(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -18,6 +18,7 @@ import pytest
 from onnx import helper
 
 from taktd.drivers.cuda import CudaDevice
+from taktd.drivers.cuda_probe import probe
 from taktd.drivers.fault import FaultKind
 from taktd.engines.engine import EngineSpec, release
 from taktd.engines.errors import DeviceFailure, ModelRefused
@@ -410,9 +411,11 @@ def test_a_build_goes_from_missing_to_serving(
 
 
 def test_a_plan_that_only_the_library_knows_for_foreign_is_built_again(
-    children: Path, library: Library, device: CudaDevice, tmp_path: Path
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under its own name, with a checksum that is right."""
+    (info,) = probe("0")
+    monkeypatch.setattr("taktd.engines.gpu.open_gpu", lambda selector: (device, info))
     spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
     driver = {"kind": "cuda", "device": "0", "cache": str(tmp_path / "cache"), "build_limit_ns": 60 * SECOND}
     identity = plan_identity(spec, device, device.driver_version, library, GpuOptions.of(driver))

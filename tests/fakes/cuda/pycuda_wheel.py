@@ -65,8 +65,9 @@ def main(folder: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     wheel = next((folder / "wheels").glob(f"pycuda-*-{tag}-*.whl"), None) or build(folder)
     if not (folder / "site" / "pycuda").is_dir():
-        pip("install", "--no-deps", "--target", str(folder / "site"), str(wheel), "mako", "markupsafe", "pytools")
-        pip("install", "--no-deps", "--target", str(folder / "site"), "platformdirs", "siphash24", "typing-extensions")
+        pinned = ["-c", str(simulated.ROOT / "constraints.txt"), "--no-deps", "--target", str(folder / "site")]
+        pip("install", *pinned, str(wheel), "mako", "markupsafe", "pytools")
+        pip("install", *pinned, "platformdirs", "siphash24", "typing-extensions")
 
 
 if __name__ == "__main__":
