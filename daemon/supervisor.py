@@ -33,6 +33,7 @@ from taktd.daemon.execution.duty import real_time_share_ppm
 from taktd.daemon.handover.change import Judge
 from taktd.daemon.handover.start_configuration import begin_with
 from taktd.daemon.handover.takeover import Takeover
+from taktd.daemon.handover.tensor_change import refuse_other_tensors
 from taktd.daemon.health.status import StatusBook
 from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
@@ -435,6 +436,7 @@ class Supervisor:
 
     async def change_model(self, name: str, version: int) -> str:
         """Serve another version of a model. Raises ControlError; then nothing has changed."""
+        await refuse_other_tensors(self, name, version)
         await self.shadow.end(f"version {version} is activated", of=name)
         return await self.reloader.change_model(name, version)
 

@@ -263,3 +263,26 @@ def test_an_activated_version_answers_on_the_lane_that_was_there(taktd: Start, t
         assert running.taktctl("model", "rollback", "go1").returncode == 0
         assert answer() == [1, 2, 3, 4]
     assert running.taktctl_json("model", "list", "go1")["models"][0]["serving"] == 1
+
+
+@pytest.mark.parametrize("kind", ["loop", "model"])
+def test_a_version_with_other_tensors_is_not_activated_under_a_client(taktd: Start, tmp_path: Path, kind: str) -> None:
+    running = taktd(yaml(tmp_path, device=", outputs: onnx").replace("on_late: run", "on_late: run, probation: 0s"))
+    assert running.taktctl("model", "add", "go1", str(models.identity(tmp_path / "wide.onnx", (6,)))).returncode == 0
+    with running.connect() as node, node.attach("walk" if kind == "loop" else "go1", kind=kind) as lane:
+        done = running.taktctl("model", "activate", "go1", "2")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "input x is FP32[4], and would be FP32[6]" in done.stderr
+        assert f"(uid {os.geteuid()}, pid {os.getpid()}) on {kind} {'walk' if kind == 'loop' else 'go1'}" in done.stderr
+        assert "`version: 2`" in done.stderr
+        assert lane.infer(timeout_us=5e6).ok
+        assert running.loop("walk")["switches"] == {"start": 1}
+    [entry] = running.taktctl_json("model", "list", "go1")["models"]
+    assert (entry["serving"], [v["active"] for v in entry["versions"]]) == (1, [True, False])
+    # Nobody is attached any more: now it goes through, and who comes finds the new shape.
+    done = running.taktctl("model", "activate", "go1", "2")
+    assert done.returncode == 0, done.stderr
+    with running.connect() as node, node.attach("walk") as lane:
+        assert lane.inputs["x"].shape == (6,)
+        assert lane.infer(timeout_us=5e6).ok
+        assert "input x is FP32[6], and would be FP32[4]" in running.taktctl("model", "rollback", "go1").stderr

@@ -1,0 +1,81 @@
+"""A version whose tensors are others than those of the version that is served: not while programs are attached to it.
+
+A lane's layout never changes under a client, so such a change ends lanes: a control program would stand there with a
+shape that it was not written for. Activating and rolling back refuse that, and say what differs and who is attached.
+A reload may do it: it changes the contract by the file, and ends the lanes with the reason. The gateway is no obstacle:
+it describes models anew to whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from taktd.daemon.doors.control_door import ControlError
+from taktd.daemon.doors.lane_door import Connection
+from taktd.daemon.models.commands import store_of
+from taktd.daemon.models.inspection import ModelRefused
+from taktd.daemon.models.store import StoreError, version_of
+from taktd.daemon.supervision.device_plan import Inspection
+from taktd.daemon.supervision.lanes import Lane, LaneState
+
+if TYPE_CHECKING:
+    from taktd.daemon.supervisor import Supervisor
+
+CLIENTS_NAMED_MAX: Final = 8
+
+
+def tensor_change(old: Inspection, new: Inspection) -> str:
+    """What is first found to differ, in words; "" if nothing is."""
+    for side in ("inputs", "outputs"):
+        what = side[:-1]
+        before, after = ({t["name"]: f"{t['dtype_name']}{list(t['dims'])}" for t in i[side]} for i in (old, new))
+        for name, told in before.items():
+            if name not in after:
+                return f"{what} {name}, {told}, would not be there any more"
+            if after[name] != told:
+                return f"{what} {name} is {told}, and would be {after[name]}"
+        for name, told in after.items():
+            if name not in before:
+                return f"{what} {name}, {told}, would be new"
+        if list(before) != list(after):
+            return f"{side} would come in another order: {', '.join(after)}"
+    return ""
+
+
+async def refuse_other_tensors(supervisor: Supervisor, name: str, version: int) -> None:
+    """Raises ControlError where serving this version would end lanes of programs that are attached."""
+    model = supervisor.configuration.models[name]
+    attached = _attached(supervisor, name)
+    known = [i[name] for d in supervisor.devices.values() if name in (i := d.inspections)]
+    if not attached or not known:
+        return
+    try:
+        file = await asyncio.to_thread(store_of(model).resolve, version)
+        new = await supervisor.inspect_model(model.model_copy(update={"path": str(file.path)}))
+    except StoreError as error:
+        raise ControlError(str(error), error.hint) from None
+    except ModelRefused as refused:
+        raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
+    if change := tensor_change(known[0], new):
+        clients = ", ".join(attached[:CLIENTS_NAMED_MAX])
+        raise ControlError(
+            f"{name}: version {version} has other tensors than version {version_of(model)}, and programs are attached: "
+            f"{change}; attached: {clients}",
+            f"stop those programs, then activate it; or write `version: {version}` for {name} in the configuration and "
+            "reload, which ends their lanes",
+        )
+
+
+def _attached(supervisor: Supervisor, name: str) -> list[str]:
+    gateway = supervisor.gateway.pid if supervisor.gateway is not None else None
+    return [
+        f"{lane.owner} on {lane.kind.name.lower()} {lane.name}"
+        for device in supervisor.devices.values()
+        for lane in device.lanes.lanes.values()
+        if lane.model == name and lane.state is LaneState.ATTACHED and not _is(lane, gateway)
+    ]
+
+
+def _is(lane: Lane, pid: int | None) -> bool:
+    return isinstance(lane.owner, Connection) and lane.owner.peer.pid == pid and pid is not None
