@@ -62,14 +62,15 @@ def model_from(told: Message) -> Model:
     )  # fmt: skip
 
 
-def keep_off(cores: list[int]) -> None:
-    """Leave the executors' cores to them, where there are others."""
+def keep_off(cores: list[int]) -> bool:
+    """Leave the executors' cores to them, where there are others. Whether no executor can be on ours."""
     others = os.sched_getaffinity(0) - set(cores)
     if others and cores:
         # All threads there are, gRPC's too; later ones inherit it.
         for thread in os.listdir("/proc/self/task"):
             with suppress(OSError):
                 os.sched_setaffinity(int(thread), others)
+    return bool(others and cores)
 
 
 class Gateway:
@@ -160,12 +161,12 @@ class Gateway:
             pass  # it is gone, which the reader notices; or busy, then it gets the next one
 
     def _configure(self, message: Message) -> None:
-        keep_off(message["executor_cores"])
+        apart = keep_off(message["executor_cores"])
         limits = limits_from(message["limits"])
         self._node_name = message["node"]
         self._lanes_path = message["lanes"]
         self._backend = LaneBackend(
-            message["node"], message["version"], Charges(limits), limits.gateway_lanes, self._attach
+            message["node"], message["version"], Charges(limits), limits.gateway_lanes, self._attach, spins=apart
         )
         self._doors = Doors(self._backend, message, limits)
 

@@ -278,6 +278,20 @@ static PyObject *lane_fileno(PyObject *object, PyObject *unused)
 	return usable(self) ? number_or_error(self, takt_fileno(self->lane)) : NULL;
 }
 
+/* Undoes fileno(): neither side makes a system call for a descriptor that nobody looks at. */
+static PyObject *lane_unwatch(PyObject *object, PyObject *unused)
+{
+	LaneObject *self = (LaneObject *)object;
+	takt_lane *lane = usable(self);
+
+	(void)unused;
+	if (!lane)
+		return NULL;
+	lane->descriptor_used = 0;
+	takt_store_word(&lane->rings.cursors->client_waiting, TAKT_WAITING_NO);
+	Py_RETURN_NONE;
+}
+
 static PyObject *lane_pending(PyObject *object, PyObject *unused)
 {
 	LaneObject *self = (LaneObject *)object;
@@ -415,6 +429,7 @@ static PyMethodDef lane_methods[] = {
     {"next_slot", lane_next_slot, METH_NOARGS, "next_slot() -> number of the next free slot"},
     {"last_place", lane_last_place, METH_NOARGS, "last_place() -> 2 * slot + area of the last reply, -1 for none"},
     {"fileno", lane_fileno, METH_NOARGS, "fileno() -> descriptor that becomes readable with a completion"},
+    {"unwatch", lane_unwatch, METH_NOARGS, "unwatch(): completions leave the descriptor alone until fileno()"},
     {"pending", lane_pending, METH_NOARGS, "pending() -> jobs without a completion"},
     {"memfd", lane_memfd, METH_NOARGS, "memfd() -> descriptor of the lane's memory, still the lane's own"},
     {"local_fd", lane_local_fd, METH_NOARGS,

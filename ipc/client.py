@@ -286,6 +286,13 @@ class Lane:
         """Name → (dtype as ONNX and KServe name it, declared shape)."""
         return {t.name: (t.type_name, t.dims) for t in self._in}
 
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an output of the last reply: a 4-bit one's flat view doesn't tell it. Raises NotFound."""
+        tensor = next((t for t in self._out if t.name == name), None)
+        if tensor is None:
+            raise NotFound(f'"{self.name}" has no output "{name}"; it has {", ".join(t.name for t in self._out)}')
+        return self._core.output_shape(tensor.index) if self.dynamic else tensor.dims
+
     @property
     def output_specs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (dtype as ONNX and KServe name it, declared shape)."""
@@ -363,6 +370,10 @@ class Lane:
         raises NotFound; that also makes it unreadable again. Don't read from it, don't close it.
         """
         return self._core.fileno()
+
+    def unwatch(self) -> None:
+        """Until `fileno` is called again, only the lane's end makes the descriptor readable: saves system calls."""
+        self._core.unwatch()
 
     def ticks(self, period_us: float | None = None) -> Iterator[Tick]:
         """A beat without drift: yields at once, then at each multiple of the period after that; never re-aligns.

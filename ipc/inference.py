@@ -114,6 +114,11 @@ class Tensor:
     shape: tuple[int, ...]
     data: Raw
 
+    @property
+    def nbytes(self) -> int:
+        data = self.data
+        return data.nbytes if isinstance(data, memoryview) else len(data)
+
 
 @dataclass(slots=True)
 class Request:
@@ -325,7 +330,7 @@ def _check(tensor: Tensor, spec: TensorSpec, model: Model) -> None:
             f'input "{spec.name}" of {model.name}: found shape {found}; {spec.shape} is expected{rule}',
         )
     expected = size_bytes(spec.bits, shape)
-    size = tensor.data.nbytes if isinstance(tensor.data, memoryview) else len(tensor.data)
+    size = tensor.nbytes
     if size != expected:
         raise Refusal(
             Outcome.INVALID,
@@ -342,10 +347,10 @@ def size_bytes(bits: int, shape: Sequence[int]) -> int:
     return (elements * bits + 7) // 8
 
 
-def wanted_outputs(request: Request, model: Model) -> list[int]:
-    """Indices of the outputs that the client asked for, in its order; all where it named none. Raises Refusal."""
+def wanted_outputs(request: Request, model: Model) -> list[int] | None:
+    """Indices of the outputs that the client asked for, in its order; None is all of them. Raises Refusal."""
     if not request.wanted:
-        return list(range(len(model.outputs)))
+        return None
     names = [spec.name for spec in model.outputs]
     indices = []
     for name in request.wanted:

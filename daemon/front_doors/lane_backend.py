@@ -45,8 +45,11 @@ class LaneBackend:
     """The gateway's models and everything that runs on them."""
 
     def __init__(
-        self, node: str, version: str, charges: Charges, lanes_max: int, attach: Callable[[str], Awaitable[Lane]]
-    ) -> None:
+        self, node: str, version: str, charges: Charges, lanes_max: int, attach: Callable[[str], Awaitable[Lane]],
+        spins: bool = False,
+    ) -> None:  # fmt: skip
+        """spins: no executor runs on our cores, so that a short job may be waited for by looking."""
+        self._spins = spins
         self.node, self.version = node, version
         self.charges = charges
         self._lanes_max, self._attach = lanes_max, attach
@@ -132,19 +135,25 @@ class LaneBackend:
         )  # fmt: skip
 
     async def infer(self, request: Request, principal: Principal, encode: Callable[[Answer], T]) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[T] | None = None
+        early: list[T | Refusal] = []
 
         def done(result: T | Refusal) -> None:
-            if future.done():
-                return  # cancelled
-            if isinstance(result, Refusal):
+            if future is None:
+                early.append(result)
+            elif future.done():
+                pass  # cancelled
+            elif isinstance(result, Refusal):
                 future.set_exception(result)
             else:
                 future.set_result(result)
 
         handle = self.start(request, principal, encode, done)
-        if future.done():
-            return future.result()
+        if early:
+            if isinstance(early[0], Refusal):
+                raise early[0]
+            return early[0]
+        future = asyncio.get_running_loop().create_future()
         try:
             return await future
         except asyncio.CancelledError:
@@ -177,7 +186,7 @@ class LaneBackend:
         inputs, wanted = fit(request, model), wanted_outputs(request, model)
         if request.deadline_ns and request.deadline_ns <= _core.now():
             raise Refusal(Outcome.EXPIRED, f"{model.name}: the deadline had passed when the request was read")
-        size = sum(t.data.nbytes if isinstance(t.data, memoryview) else len(t.data) for t in inputs)
+        size = sum([tensor.nbytes for tensor in inputs])
         who = principal.charged
         self._charge(who, size)
 
@@ -192,7 +201,7 @@ class LaneBackend:
 
         pool = self._pools.get(model.name)
         if pool is None:
-            pool = self._pools[model.name] = LanePool(model, self._attach, self._lanes_max, self)
+            pool = self._pools[model.name] = LanePool(model, self._attach, self._lanes_max, self, self._spins)
         job = Job(request, inputs, wanted, encode, end, pool)
         pool.start(job, alone=self.charges.held("jobs") == 1)
         return job

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -24,6 +25,7 @@ from taktd.ipc.errors import Denied, Detached, LimitReached, NotFound, TaktError
 from taktd.ipc.inference import Answer, Model, Outcome, Refusal, Request, Tensor
 
 INLINE_NS_MAX: Final = 200_000  # less than a turn of the loop with a system call or two
+WAKE_UP_NS: Final = 60_000  # of a sleeping core
 RETRY_S: Final = 1.0  # after an attach that failed while other lanes serve
 NO_PRIORITY: Final = 1 << 40
 
@@ -44,12 +46,15 @@ _ATTACH_REFUSALS: Final[tuple[tuple[type[TaktError], Outcome], ...]] = (
 
 
 class Job:
-    """One request on its way. `done` gets what `encode` makes of the answer, or a Refusal, once."""
+    """One request on its way. `done` gets what `encode` makes of the answer, or a Refusal, once.
+
+    wanted: indices of the outputs; None is all.
+    """
 
     __slots__ = ("_done", "encode", "ended", "expiry", "inputs", "lane", "pool", "request", "sequence", "wanted")
 
     def __init__(
-        self, request: Request, inputs: list[Tensor], wanted: list[int], encode: Callable[[Answer], Any],
+        self, request: Request, inputs: list[Tensor], wanted: list[int] | None, encode: Callable[[Answer], Any],
         done: Callable[[Any], None], pool: LanePool,
     ) -> None:  # fmt: skip
         self.request, self.inputs, self.wanted, self.encode = request, inputs, wanted, encode
@@ -79,19 +84,30 @@ class Job:
 
 
 class PooledLane:
-    """One lane and the jobs in its slots."""
+    """One lane and the jobs in its slots.
+
+    Its descriptor is rung only while somebody looks at it: each ring costs both sides a system call.
+    """
 
     def __init__(self, lane: Lane, model: Model, replied: Callable[[PooledLane, Job, Reply], None]) -> None:
         self.lane, self.model, self._replied = lane, model, replied
         self.jobs: dict[int, Job] = {}
         self.capacity = lane.slot_count - 1
-        self._shapes = {name: dims for name, (_, dims) in lane.input_specs.items()}
-        self._places: dict[int, list[memoryview]] = {}  # of a slot's inputs, by the identity of its views
         self.descriptor = lane.fileno()
+        self.watched = True
+        self._shapes = {name: dims for name, (_, dims) in lane.input_specs.items()}
+        # Bytes of a slot's inputs, and of its outputs where shapes are fixed, by the identity of its views.
+        self._inputs_of: dict[int, list[memoryview]] = {}
+        self._outputs_of: dict[int, list[Tensor]] = {}
 
     @property
     def free(self) -> int:
         return self.capacity - len(self.jobs)
+
+    def watch(self) -> None:
+        """From now on the descriptor tells of replies. Those that have come already: see `readable`."""
+        self.watched = True
+        self.lane.fileno()
 
     def submit(self, job: Job) -> None:
         """Copy the inputs into the next slot and hand it over. Raises Detached."""
@@ -100,21 +116,24 @@ class PooledLane:
                 if self._shapes[spec.name] != tensor.shape:
                     self.lane.set_shape(spec.name, tensor.shape)
                     self._shapes[spec.name] = tensor.shape
-                    self._places.clear()
-        for place, tensor in zip(self._inputs(self.lane.inputs), job.inputs, strict=True):
+                    self._inputs_of.clear()
+        views = self.lane.inputs
+        places = self._inputs_of.get(id(views))
+        if places is None:
+            places = self._inputs_of[id(views)] = [_bytes_of(views[spec.name]) for spec in self.model.inputs]
+        for place, tensor in zip(places, job.inputs, strict=True):
             place[:] = tensor.data
         job.sequence = self.lane.submit(job.request.deadline_ns)
         job.lane = self
         self.jobs[job.sequence] = job
 
-    def _inputs(self, views: Tensors) -> list[memoryview]:
-        places = self._places.get(id(views))
-        if places is None:
-            places = self._places[id(views)] = [_bytes_of(views[spec.name]) for spec in self.model.inputs]
-        return places
-
     def readable(self) -> None:
         """Take every reply there is. Raises Detached when the lane has ended."""
+        if not self.watched:
+            self.watch()  # the ring of a reply that was waited for in place
+        if not self.jobs:
+            with suppress(NotFound):
+                self.lane.wait(0, 0)  # asking makes the descriptor unreadable again
         while self.jobs:
             reply = self.lane.wait(0, 0)
             if reply.pending:
@@ -123,26 +142,47 @@ class PooledLane:
             if job is not None:
                 self._replied(self, job, reply)
 
-    def collect(self, job: Job, timeout_us: float) -> None:
-        """Wait for one reply, but not for long."""
-        reply = self.lane.wait(job.sequence, timeout_us)
-        if not reply.pending:
-            del self.jobs[job.sequence]
-            self._replied(self, job, reply)
+    def collect(self, job: Job, spin_until_ns: int, until_ns: int) -> bool:
+        """Wait for one reply, but not for long: by looking, then asleep. False: it goes on."""
+        if self.watched:
+            self.watched = False
+            self.lane.unwatch()
+        wait, sequence = self.lane.wait, job.sequence
+        reply = wait(sequence, 0)
+        while reply.pending and _core.now() < spin_until_ns:
+            reply = wait(sequence, 0)
+        if reply.pending:
+            reply = wait(sequence, max(0, until_ns - _core.now()) / 1000)
+            if reply.pending:
+                return False
+        del self.jobs[sequence]
+        self._replied(self, job, reply)
+        return True
 
     def answer(self, job: Job, reply: Reply) -> Answer:
         """Views on the outputs of the reply just taken."""
         views = self.lane.outputs
-        outputs = []
-        for index in job.wanted:
-            spec = self.model.outputs[index]
-            view = views[spec.name]
-            # 4-bit tensors come packed, as a flat view: their shape is the declared one.
-            shape = spec.dims if spec.bits < 8 else view.shape
-            outputs.append(Tensor(spec.name, spec.dtype, shape, _bytes_of(view)))
+        if self.model.dynamic:
+            outputs = self._outputs(views)
+        else:
+            known = self._outputs_of.get(id(views))
+            if known is None:
+                known = self._outputs_of[id(views)] = self._outputs(views)
+            outputs = known
+        if job.wanted is not None:
+            outputs = [outputs[index] for index in job.wanted]
         queued_ns = max(0, (reply.started_ns or reply.ended_ns) - job.request.arrival_ns)
         run_ns = max(0, reply.ended_ns - reply.started_ns) if reply.started_ns else 0
         return Answer(self.model, outputs, reply.path, reply.cause, reply.late, queued_ns, run_ns)
+
+    def _outputs(self, views: Tensors) -> list[Tensor]:
+        outputs = []
+        for spec in self.model.outputs:
+            view = views[spec.name]
+            # 4-bit tensors come packed, as a flat view, which does not tell their shape.
+            shape = self.lane.output_shape(spec.name) if spec.bits < 8 else view.shape
+            outputs.append(Tensor(spec.name, spec.dtype, shape, _bytes_of(view)))
+        return outputs
 
 
 def _bytes_of(view: np.ndarray[Any, Any]) -> memoryview:
@@ -161,8 +201,12 @@ class Watch(Protocol):
 class LanePool:
     """All lanes of one model that the gateway holds."""
 
-    def __init__(self, model: Model, attach: Callable[[str], Awaitable[Lane]], lanes_max: int, watch: Watch) -> None:
+    def __init__(
+        self, model: Model, attach: Callable[[str], Awaitable[Lane]], lanes_max: int, watch: Watch, spins: bool
+    ) -> None:
+        """spins: the executor runs on a core that we leave alone, so that waiting by looking does not hold it up."""
         self.model = model
+        self._spins = spins
         self.lanes: list[PooledLane] = []
         self.waiting: list[tuple[int, int, Job]] = []
         self._attach, self._lanes_max, self._watch = attach, lanes_max, watch
@@ -179,15 +223,28 @@ class LanePool:
         lane = None if self.waiting else self._free_lane()
         if lane is None or not self._submit(lane, job):
             self._wait(job)
-        elif alone and self._usual_ns <= INLINE_NS_MAX and not job.ended:
-            self._collect_now(lane, job)
+        elif job.ended:
+            pass
+        elif not alone or self._usual_ns > INLINE_NS_MAX or not self._collect_now(lane, job):
+            self._watch_lane(lane)
 
-    def _collect_now(self, lane: PooledLane, job: Job) -> None:
-        """Waiting in place saves a turn of the event loop, which costs more than a short job takes."""
+    def _collect_now(self, lane: PooledLane, job: Job) -> bool:
+        """Waiting in place saves a turn of the event loop, which costs more than a short job takes; looking saves the
+        way back to sleep and out of it again. False: it goes on."""
+        now_ns = _core.now()
+        until_ns = now_ns + INLINE_NS_MAX
+        spin_until_ns = min(until_ns, now_ns + 2 * self._usual_ns + WAKE_UP_NS) if self._spins else now_ns
         try:
-            lane.collect(job, INLINE_NS_MAX / 1000)
+            return lane.collect(job, spin_until_ns, until_ns)
         except TaktError as error:
             self._lost(lane, str(error))
+            return True
+
+    def _watch_lane(self, lane: PooledLane) -> None:
+        """Its replies are taken when the event loop sees them."""
+        if not lane.watched:
+            lane.watch()
+            self._readable(lane)
 
     def _free_lane(self) -> PooledLane | None:
         """The one with the fewest jobs: its replies are collected soonest."""
@@ -236,7 +293,11 @@ class LanePool:
                 self._grow()
                 return
             job = heapq.heappop(self.waiting)[2]
-            if not job.ended and not self._submit(lane, job):
+            if job.ended:
+                continue
+            if self._submit(lane, job):
+                self._watch_lane(lane)
+            else:
                 heapq.heappush(self.waiting, (0, next(self._numbers), job))
 
     def _submit(self, lane: PooledLane, job: Job) -> bool:

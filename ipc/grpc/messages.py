@@ -2,12 +2,15 @@
 
 protobuf would copy raw tensors twice on the way in and twice on the way out. So `raw_input_contents` is cut out of the
 serialised message by hand, as views, and only the rest is parsed by protobuf; on the way out `raw_output_contents` is
-appended by hand. Everything else about the messages is protobuf's business.
+appended by hand. What one client asks again and again differs in its tensors and perhaps its id: what protobuf made of
+the rest is kept (`RequestReader`), and so is the part of an answer that does not change (`_skeleton`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -29,6 +32,9 @@ from taktd.ipc.inference import (
 TENSORS_MAX: Final = 128
 RANK_MAX: Final = 32
 PARAMETERS_MAX: Final = 64
+KEPT_MAX: Final = 256  # requests and answers whose unchanging part is kept
+KEPT_BYTES_MAX: Final = 2048  # of such a part of a request
+_ID_TAG: Final = 3 << 3 | 2
 _RAW_INPUT_TAG: Final = 7 << 3 | 2
 _RAW_OUTPUT_TAG: Final = bytes([6 << 3 | 2])
 _STREAM_RESPONSE_TAG: Final = bytes([2 << 3 | 2])
@@ -55,27 +61,36 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise _Malformed
 
 
-def split(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """(the message without raw_input_contents, views of those). Raises Refusal where it is no protobuf message."""
+def split(data: bytes) -> tuple[bytes, bytes, list[memoryview]]:
+    """(the message without id and raw_input_contents, the id, views of the latter). Raises Refusal: no protobuf."""
     view = memoryview(data)
     kept: list[memoryview] = []
     raw: list[memoryview] = []
+    request_id = b""
+    end = len(data)
     at = kept_from = 0
     try:
-        while at < len(data):
+        while at < end:
             start = at
-            tag, at = _varint(data, at)
+            tag = data[at]
+            if tag < 0x80:
+                at += 1
+            else:
+                tag, at = _varint(data, at)
             kind = tag & 7
             if kind == 2:
                 size, at = _varint(data, at)
-                if size > len(data) - at:
+                if size > end - at:
                     raise _Malformed
-                if tag == _RAW_INPUT_TAG:
-                    if len(raw) >= TENSORS_MAX:
-                        raise Refusal(Outcome.INVALID, f"more than {TENSORS_MAX} raw_input_contents")
+                if tag in (_RAW_INPUT_TAG, _ID_TAG):
                     kept.append(view[kept_from:start])
-                    raw.append(view[at : at + size])
                     kept_from = at + size
+                    if tag == _ID_TAG:
+                        request_id = data[at:kept_from]
+                    elif len(raw) < TENSORS_MAX:
+                        raw.append(view[at:kept_from])
+                    else:
+                        raise Refusal(Outcome.INVALID, f"more than {TENSORS_MAX} raw_input_contents")
                 at += size
             elif kind == 0:
                 _, at = _varint(data, at)
@@ -83,23 +98,74 @@ def split(data: bytes) -> tuple[bytes, list[memoryview]]:
                 at += _FIXED[kind]
             else:
                 raise _Malformed
-        if at != len(data):
+        if at != end:
             raise _Malformed
     except _Malformed:
         raise _not_a_request() from None
-    if not raw:
-        return data, raw
+    if not kept:
+        return data, request_id, raw
     kept.append(view[kept_from:])
-    return b"".join(kept), raw
+    return b"".join(kept), request_id, raw
 
 
 def _not_a_request() -> Refusal:
     return Refusal(Outcome.INVALID, "the message is not a ModelInferRequest: it can't be parsed as protobuf")
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A request without what changes from one to the next. Deadlines are relative."""
+
+    request: Request
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+class RequestReader:
+    """Reads requests; one that is like an earlier one but for its tensors and its id is not parsed anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Known] = {}
+
+    def read(self, data: bytes, arrival_ns: int) -> Request:
+        """As `request_from`."""
+        head, request_id, raw = split(data)
+        known = self._known.get(head)
+        if known is None or len(raw) != len(known.inputs):
+            return self._read_anew(head, request_id, raw, arrival_ns)
+        like = known.request
+        inputs = [Tensor(*about, view) for about, view in zip(known.inputs, raw, strict=True)]
+        deadline_ns = like.deadline_ns and arrival_ns + like.deadline_ns
+        return Request(
+            like.model, like.version, _text(request_id), inputs, like.wanted, arrival_ns, deadline_ns, like.max_age_ns,
+            like.priority,
+        )  # fmt: skip
+
+    def _read_anew(self, head: bytes, request_id: bytes, raw: list[memoryview], arrival_ns: int) -> Request:
+        request = _parsed(head, request_id, raw, 0)
+        if raw and len(head) <= KEPT_BYTES_MAX:
+            if len(self._known) >= KEPT_MAX:
+                self._known.clear()
+            inputs = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in request.inputs)
+            self._known[head] = _Known(replace(request, id="", inputs=()), inputs)
+        request.arrival_ns = arrival_ns
+        if request.deadline_ns:
+            request.deadline_ns += arrival_ns
+        return request
+
+
 def request_from(data: bytes, arrival_ns: int) -> Request:
     """The request in a serialised ModelInferRequest; tensors are views of `data`. Raises Refusal."""
-    head, raw = split(data)
+    return _parsed(*split(data), arrival_ns)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _not_a_request() from None
+
+
+def _parsed(head: bytes, request_id: bytes, raw: list[memoryview], arrival_ns: int) -> Request:
     try:
         message = pb.ModelInferRequest.FromString(head)
     except DecodeError:
@@ -112,7 +178,7 @@ def request_from(data: bytes, arrival_ns: int) -> Request:
         raise Refusal(Outcome.INVALID, text)
     inputs = [_input(tensor, raw[i] if raw else None) for i, tensor in enumerate(message.inputs)]
     wanted = [_wanted(output) for output in message.outputs]
-    request = Request(message.model_name, message.model_version, message.id, inputs, wanted, arrival_ns)
+    request = Request(message.model_name, message.model_version, _text(request_id), inputs, wanted, arrival_ns)
     if message.parameters:
         if len(message.parameters) > PARAMETERS_MAX:
             count = len(message.parameters)
@@ -181,20 +247,49 @@ def encode_in_stream(answer: Answer, request_id: str) -> bytes:
 
 
 def _pieces(answer: Answer, request_id: str) -> list[Raw]:
-    message = pb.ModelInferResponse(model_name=answer.model.name, model_version=answer.model.version, id=request_id)
-    parameters = message.parameters
-    parameters["takt_path"].string_param = answer.path
-    parameters["takt_queued_us"].int64_param = answer.queued_ns // 1000
-    parameters["takt_run_us"].int64_param = answer.run_ns // 1000
-    parameters["takt_cause"].string_param = answer.cause
-    if answer.late:
-        parameters["takt_late"].bool_param = True
-    raw: list[Raw] = []
-    for tensor in answer.outputs:
-        message.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
-        size = size_bytes(DTYPE_BITS[tensor.dtype], tensor.shape)
-        raw += [_RAW_OUTPUT_TAG + _packed(size), tensor.data]
-    return [message.SerializeToString(), *raw]
+    outputs = answer.outputs
+    shapes = tuple([(tensor.name, tensor.dtype, tensor.shape) for tensor in outputs])
+    head, tags = _skeleton(answer.model.name, answer.model.version, answer.path, answer.cause, answer.late, shapes)
+    pieces: list[Raw] = [
+        head, _counted(b"takt_queued_us", answer.queued_ns // 1000), _counted(b"takt_run_us", answer.run_ns // 1000)
+    ]  # fmt: skip
+    if request_id:
+        encoded = request_id.encode()
+        pieces += [bytes((_ID_TAG,)) + _packed(len(encoded)), encoded]
+    for tag, tensor in zip(tags, outputs, strict=True):
+        pieces += [tag, tensor.data]
+    return pieces
+
+
+@lru_cache(KEPT_MAX)
+def _skeleton(
+    model: str, version: str, path: str, cause: str, late: bool, outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+) -> tuple[bytes, list[bytes]]:
+    """What answers of one model have in common: (the message without times, id and tensors, what precedes each tensor).
+
+    The fields of a protobuf message may come in any order.
+    """
+    message = pb.ModelInferResponse(model_name=model, model_version=version)
+    message.parameters["takt_path"].string_param = path
+    message.parameters["takt_cause"].string_param = cause
+    if late:
+        message.parameters["takt_late"].bool_param = True
+    tags = []
+    for name, dtype, shape in outputs:
+        message.outputs.add(name=name, datatype=dtype, shape=shape)
+        tags.append(_RAW_OUTPUT_TAG + _packed(size_bytes(DTYPE_BITS[dtype], shape)))
+    return bytes(message.SerializeToString()), tags
+
+
+def _counted(name: bytes, value: int) -> bytes:
+    """An entry of `parameters`: a name of less than 100 bytes, int64_param."""
+    number = _packed(value)
+    size = len(name) + len(number)
+    # entry {1: name, 2: parameter {2: number}}
+    return b"".join((
+        bytes((4 << 3 | 2, size + 5, 1 << 3 | 2, len(name))), name,
+        bytes((2 << 3 | 2, len(number) + 1, 2 << 3)), number,
+    ))  # fmt: skip
 
 
 def _packed(value: int) -> bytes:

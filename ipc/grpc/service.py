@@ -50,6 +50,7 @@ class InferenceService:
         """clock: CLOCK_MONOTONIC in ns. by_certificate: jobs are charged to the subject of the client's certificate."""
         self._backend, self._principal, self._clock = backend, principal, clock
         self._message_bytes_max, self._by_certificate = message_bytes_max, by_certificate
+        self._reader = messages.RequestReader()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For grpc.aio.Server.add_generic_rpc_handlers."""
@@ -130,7 +131,7 @@ class InferenceService:
                 f"the message has {len(data)} bytes, {self._message_bytes_max} are allowed (limits.message): send "
                 "less, or attach a lane (taktd.ipc.connect, takt.h), whose tensors are shared memory and no messages",
             )
-        return messages.request_from(data, self._clock())
+        return self._reader.read(data, self._clock())
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Answers in the order of the requests; a client that does not read its answers is not read either."""

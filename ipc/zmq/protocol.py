@@ -6,6 +6,8 @@ What a peer sends is judged here: sizes first, then types, then meaning. Nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -18,6 +20,8 @@ TENSORS_MAX: Final = 128
 RANK_MAX: Final = 32
 PARAMETERS_MAX: Final = 64
 ID_BYTES_MAX: Final = 128
+KEPT_MAX: Final = 256  # requests and replies whose unchanging part is kept
+KEPT_BYTES_MAX: Final = 2048  # of such a part of a request
 OPERATIONS: Final = ("infer", "models", "ready")
 
 Header = dict[str, Any]
@@ -116,20 +120,107 @@ def _tensor(described: Any, data: memoryview) -> Tensor:
     return Tensor(name, dtype, tuple(shape), data)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A request without what changes from one to the next. Deadlines are relative."""
+
+    request: Request
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+class RequestReader:
+    """Reads requests for inference; one whose header is like an earlier one's but for its id is not parsed anew.
+
+    That takes a header that begins with `v` and `id`, as docs/zmq.md recommends; others are read as well.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Known] = {}
+
+    def remembered(self, head: Raw, tensors: Sequence[memoryview], arrival_ns: int) -> tuple[Any, Request] | None:
+        """(id, the request) where one like it was read before."""
+        cut = _without_id(bytes(head)) if len(head) <= KEPT_BYTES_MAX else None
+        known = self._known.get(cut[1]) if cut else None
+        if cut is None or known is None or len(known.inputs) != len(tensors):
+            return None
+        like = known.request
+        inputs = [Tensor(*about, data) for about, data in zip(known.inputs, tensors, strict=True)]
+        deadline_ns = like.deadline_ns and arrival_ns + like.deadline_ns
+        return cut[0], Request(
+            like.model, like.version, "", inputs, like.wanted, arrival_ns, deadline_ns, like.max_age_ns, like.priority
+        )
+
+    def read(self, head: Raw, header: Header, tensors: Sequence[memoryview], arrival_ns: int) -> Request:
+        """As `request_from`; header is the content of head."""
+        request = request_from(header, tensors, 0)
+        cut = _without_id(bytes(head)) if len(head) <= KEPT_BYTES_MAX else None
+        if cut is not None and len(header) == head[0] & 0x0F:  # no key twice
+            if len(self._known) >= KEPT_MAX:
+                self._known.clear()
+            inputs = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in request.inputs)
+            self._known[cut[1]] = _Known(replace(request, inputs=()), inputs)
+        request.arrival_ns = arrival_ns
+        if request.deadline_ns:
+            request.deadline_ns += arrival_ns
+        return request
+
+
+_BEGINNING: Final = b"\xa1v" + bytes([VERSION]) + b"\xa2id"
+_ID_AT: Final = 1 + len(_BEGINNING)
+_NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # MessagePack's unsigned integers: their bytes
+
+
+def _without_id(head: bytes) -> tuple[Any, bytes] | None:
+    """(id, the header without it); None where it is not a small map that begins with v and an id that is a number."""
+    if len(head) <= _ID_AT or head[0] & 0xF0 != 0x80 or head[1:_ID_AT] != _BEGINNING:
+        return None
+    first, end = head[_ID_AT], _ID_AT + 1
+    if first < 0x80:
+        return first, head[:1] + head[end:]
+    size = _NUMBERS.get(first, 0)
+    if not size or len(head) < end + size:
+        return None
+    return int.from_bytes(head[end : end + size], "big"), head[:1] + head[end + size :]
+
+
 # ---- replies ----
 
 
 def reply(answer: Answer, request_id: Any) -> list[Raw]:
     """Header and tensors; each tensor is copied once, since its slot is reused."""
-    header = {
-        "v": VERSION, "id": request_id, "status": "ok", "model": answer.model.name, "version": answer.model.version,
-        "outputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in answer.outputs],
-        "parameters": {
-            "takt_path": answer.path, "takt_cause": answer.cause, "takt_queued_us": answer.queued_ns // 1000,
-            "takt_run_us": answer.run_ns // 1000, "takt_late": answer.late,
-        },
-    }  # fmt: skip
-    return [pack(header), *(bytes(t.data) for t in answer.outputs)]
+    outputs = answer.outputs
+    shapes = tuple([(tensor.name, tensor.dtype, tensor.shape) for tensor in outputs])
+    pack_one = msgpack.packb
+    header = b"".join((
+        _reply_start(answer.model.name, answer.model.version, answer.path, answer.cause, answer.late, shapes),
+        pack_one(answer.queued_ns // 1000), _RUN_US, pack_one(answer.run_ns // 1000), _ID, pack_one(request_id),
+    ))  # fmt: skip
+    return [header, *(bytes(t.data) for t in outputs)]
+
+
+_QUEUED_US: Final = bytes(msgpack.packb("takt_queued_us"))
+_RUN_US: Final = bytes(msgpack.packb("takt_run_us"))
+_ID: Final = bytes(msgpack.packb("id"))
+
+
+@lru_cache(KEPT_MAX)
+def _reply_start(
+    model: str, version: str, path: str, cause: str, late: bool, outputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+) -> bytes:
+    """What replies of one model have in common, up to the value of takt_queued_us."""
+    packer = msgpack.Packer(use_bin_type=True, autoreset=False)
+    packer.pack_map_header(7)
+    about = [{"name": name, "datatype": dtype, "shape": list(shape)} for name, dtype, shape in outputs]
+    whole = {"v": VERSION, "status": "ok", "model": model, "version": version, "outputs": about}
+    for key, value in whole.items():
+        packer.pack(key)
+        packer.pack(value)
+    packer.pack("parameters")
+    packer.pack_map_header(5)
+    for key, value in {"takt_path": path, "takt_cause": cause, "takt_late": late}.items():
+        packer.pack(key)
+        packer.pack(value)
+    return bytes(packer.bytes()) + _QUEUED_US
 
 
 def refusal_reply(refusal: Refusal, request_id: Any) -> list[Raw]:

@@ -1,8 +1,9 @@
 """ROUTER for requests, PUB for events, in an asyncio loop. Protocol code over `taktd.ipc.inference.Backend`.
 
-Requests of a client that hangs up are cancelled: a job that nobody waits for does not reach the device. libzmq tells of
-a hang-up by the descriptor alone, on a monitor socket; it does so before the descriptor can be used again, and the
-monitor is always read before the requests. A client that does not read loses replies, which are counted.
+Requests of a client that hangs up are cancelled, and those of its that are read later are dropped: a job that nobody
+waits for does not reach the device. libzmq tells of connections by their descriptors, on a monitor socket, and a
+descriptor can be used again; so connections are numbered here. A client that does not read loses replies, which are
+counted.
 
 `zmq.asyncio` is not used: it makes a future for each receive, and a poll for each send.
 """
@@ -13,12 +14,13 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from taktd.ipc.inference import Answer, Backend, Handle, Outcome, Principal, Raw, Refusal, Rights
+from taktd.ipc.inference import Answer, Backend, Handle, Outcome, Principal, Raw, Refusal, Request, Rights
 from taktd.ipc.zmq import protocol
 
 MESSAGES_PER_TURN: Final = 32
@@ -28,7 +30,19 @@ HANDSHAKE_MS_MAX: Final = 5_000
 COPY_BELOW_BYTES: Final = 1 << 16
 HEARTBEAT_MS: Final = 15_000
 
+ROUTING_ID_BYTES: Final = 5  # of one that libzmq made up: 0 and a number
+ORIGINS_MAX: Final = 4096
+
 Frames = Sequence[Raw]
+
+
+class Origin(NamedTuple):
+    """Where a message came from. connection: its number, 0 for one that had gone when its first message was read."""
+
+    descriptor: int
+    connection: int
+    address: str
+    user: str
 
 
 class RequestServer:
@@ -46,10 +60,14 @@ class RequestServer:
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         self._monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self._loop = asyncio.get_running_loop()
-        self._jobs: dict[int, set[Handle]] = {}  # by the client's descriptor
+        self._reader = protocol.RequestReader()
+        self._origins: dict[bytes, Origin] = {}  # by routing id, where libzmq made it up: it makes each up once
+        self._open: dict[int, int] = {}  # descriptor → number of its connection
+        self._numbers = count(1)
+        self._jobs: dict[int, set[Handle]] = {}  # by connection
         self._telling = True
+        self._behind = False  # there may be messages of clients that have gone
         self._again: asyncio.Handle | None = None
-        self.connections = 0
         self.requests = self.replies_dropped = self.clients_gone = 0
         for sock in (self.socket, self._monitor):
             self._loop.add_reader(sock.get(zmq.FD), self._readable)
@@ -62,22 +80,30 @@ class RequestServer:
             self._again.cancel()
             self._again = None
         for _ in range(MESSAGES_PER_TURN):
-            self._read_monitor()
+            if self._behind:
+                self._read_monitor()
             try:
+                routing_id = self.socket.recv(zmq.NOBLOCK)
                 frames: list[zmq.Frame] = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self._behind = False
+                self._read_monitor()
                 return
-            self._received(frames)
+            self._received(routing_id, frames)
+            self._behind = True
         self._again = self._loop.call_soon(self._readable)
+
+    @property
+    def connections(self) -> int:
+        return len(self._open)
 
     def _read_monitor(self) -> None:
         while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self.connections += 1
+                self._open[event["value"]] = next(self._numbers)
             elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self.connections -= 1
-                self._hung_up(self._jobs.pop(event["value"], set()))
+                self._hung_up(self._jobs.pop(self._open.pop(event["value"], 0), set()))
 
     def _hung_up(self, jobs: set[Handle]) -> None:
         """Nobody is there to be told."""
@@ -87,26 +113,46 @@ class RequestServer:
             job.cancel()
         self._telling = True
 
-    def _received(self, frames: list[zmq.Frame]) -> None:
+    def _received(self, routing_id: bytes, frames: list[zmq.Frame]) -> None:
         self.requests += 1
-        descriptor, *peer = _origin(frames[-1])
+        origin = self._origins.get(routing_id) or self._origin_of(routing_id, frames[-1])
+        if origin.connection != self._open.get(origin.descriptor):
+            self.clients_gone += 1
+            return
         # A REQ socket puts an empty frame before its message, and expects it back.
-        first = 2 if len(frames) > 1 and not len(frames[1]) else 1
-        envelope = [frame.bytes for frame in frames[:first]]
+        first = 1 if not len(frames[0]) else 0
+        envelope = [routing_id, b""] if first else [routing_id]
         request_id = None
         try:
             if len(frames) <= first:
                 raise Refusal(Outcome.INVALID, "no header; [header, tensor, …] is expected: see docs/zmq.md")
-            header = protocol.unpack(frames[first].buffer)
+            head = frames[first].buffer
+            tensors = [frame.buffer for frame in frames[first + 1 :]]
+            remembered = self._reader.remembered(head, tensors, self._clock())
+            if remembered is not None:
+                request_id, request = remembered
+                self._infer(request, origin, envelope, request_id)
+                return
+            header = protocol.unpack(head)
             request_id = protocol.id_of(header)
             operation = protocol.operation_of(header)
             if operation == "infer":
-                tensors = [frame.buffer for frame in frames[first + 1 :]]
-                self._infer(header, tensors, self._principal_of(*peer), envelope, request_id, descriptor)
+                request = self._reader.read(head, header, tensors, self._clock())
+                self._infer(request, origin, envelope, request_id)
             else:
                 self._send([*envelope, *self._asked(operation, request_id)])
         except Refusal as refusal:
             self._send([*envelope, *protocol.refusal_reply(refusal, request_id)])
+
+    def _origin_of(self, routing_id: bytes, frame: zmq.Frame) -> Origin:
+        self._read_monitor()  # it may be news that there is such a connection
+        descriptor, address, user = _origin(frame)
+        origin = Origin(descriptor, self._open.get(descriptor, 0), address, user)
+        if len(routing_id) == ROUTING_ID_BYTES and routing_id[0] == 0:
+            if len(self._origins) >= ORIGINS_MAX:
+                self._origins.clear()
+            self._origins[routing_id] = origin
+        return origin
 
     def _asked(self, operation: str, request_id: Any) -> Frames:
         backend = self._backend
@@ -114,11 +160,9 @@ class RequestServer:
             return protocol.models_reply(backend.models(), request_id)
         return protocol.ready_reply(backend.live(), backend.ready(), backend.node, backend.version, request_id)
 
-    def _infer(
-        self, header: protocol.Header, tensors: list[memoryview], principal: Principal, envelope: list[bytes],
-        request_id: Any, descriptor: int,
-    ) -> None:  # fmt: skip
-        size = sum(tensor.nbytes for tensor in tensors)
+    def _infer(self, request: Request, origin: Origin, envelope: list[bytes], request_id: Any) -> None:
+        principal = self._principal_of(origin.address, origin.user)
+        size = sum([tensor.nbytes for tensor in request.inputs])
         if size > self._message_bytes_max:
             text = (
                 f"the tensors have {size} bytes; {self._message_bytes_max} are allowed (limits.message): attach a lane"
@@ -126,17 +170,16 @@ class RequestServer:
             raise Refusal(Outcome.FULL, text)
         if not principal.rights.include(Rights.INFER):
             raise Refusal(Outcome.DENIED, f"{principal.name} may not ask for inference")
-        request = protocol.request_from(header, tensors, self._clock())
         handle: Handle | None = None
 
         def encode(answer: Answer) -> Frames:
             return protocol.reply(answer, request_id)
 
         def done(result: Frames | Refusal) -> None:
-            if handle is not None and (jobs := self._jobs.get(descriptor)):
+            if handle is not None and (jobs := self._jobs.get(origin.connection)):
                 jobs.discard(handle)
                 if not jobs:
-                    del self._jobs[descriptor]
+                    del self._jobs[origin.connection]
             if not self._telling:
                 return
             if isinstance(result, Refusal):
@@ -146,7 +189,7 @@ class RequestServer:
         started = self._backend.start(request, principal, encode, done)
         if not started.ended:
             handle = started
-            self._jobs.setdefault(descriptor, set()).add(handle)
+            self._jobs.setdefault(origin.connection, set()).add(handle)
 
     # ---- sending ----
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -136,8 +137,17 @@ def grpc_input(chance: random.Random) -> bytes:
     return damaged(chance.choice(GRPC_SEEDS), chance) if chance.random() < 0.99 else chance.choice(GRPC_SEEDS)
 
 
+READER = messages.RequestReader()
+
+
 def grpc_job(data: bytes) -> None:
-    request = messages.request_from(data, 1_000)
+    try:
+        request = READER.read(data, 1_000)
+    except Refusal as refusal:
+        with pytest.raises(Refusal, match=re.escape(str(refusal))):
+            messages.request_from(data, 1_000)
+        raise
+    assert request == messages.request_from(data, 1_000), "remembered is as read anew"
     tensors = fit(request, MODEL)
     wanted_outputs(request, MODEL)
     assert all(len(t.data) == (4 if t.name == "mask" else 32 * t.shape[0]) for t in tensors)
@@ -170,12 +180,14 @@ def test_what_is_cut_out_and_what_is_left_are_the_message() -> None:
         except Exception:
             continue
         try:
-            head, raw = messages.split(data)
+            head, request_id, raw = messages.split(data)
         except Refusal:
             continue  # groups and the like: stricter than protobuf is right
         rest = pb.ModelInferRequest.FromString(head)
         assert [bytes(view) for view in raw] == list(whole.raw_input_contents)
+        assert request_id.decode() == whole.id
         del whole.raw_input_contents[:]
+        whole.id = ""
         assert rest == whole or rest.SerializeToString(deterministic=True) == whole.SerializeToString(
             deterministic=True
         )
@@ -229,13 +241,21 @@ def zmq_input(chance: random.Random) -> list[bytes]:
     return [packed, *tensors]
 
 
+ZMQ_READER = protocol.RequestReader()
+
+
 def zmq_job(frames: list[bytes]) -> None:
+    tensors = [memoryview(frame) for frame in frames[1:]]
+    remembered = ZMQ_READER.remembered(frames[0], tensors, 1_000)
     header = protocol.unpack(frames[0])
     request_id = protocol.id_of(header)
     assert request_id is None or isinstance(request_id, (int, str, bytes))
     if protocol.operation_of(header) != "infer":
+        assert remembered is None
         return
-    request = protocol.request_from(header, [memoryview(frame) for frame in frames[1:]], 1_000)
+    request = protocol.request_from(header, tensors, 1_000)
+    assert remembered in (None, (request_id, request)), "remembered is as read anew"
+    assert ZMQ_READER.read(frames[0], header, tensors, 1_000) == request
     fit(request, MODEL)
     wanted_outputs(request, MODEL)
 

@@ -322,6 +322,7 @@ def test_actual_shapes_on_a_model_lane(node: ipc.Node) -> None:
             assert lane.infer(LONG_US).ok
             assert lane.outputs["y"].tolist() == np.arange(rows * 2).reshape(rows, 2).tolist()
             assert lane.outputs["k"].tolist() == [rows, -1]
+            assert (lane.output_shape("y"), lane.output_shape("k")) == ((rows, 2), (2,))
         for wrong in ((9, 4), (8,), (-1, 4), (1,) * 9):
             with pytest.raises(ipc.InvalidInput, match="at most 8 x 4"):
                 lane.set_shape("x", wrong)

@@ -49,6 +49,22 @@ def test_the_descriptor_is_readable_when_a_job_has_ended(node: ipc.Node) -> None
                 lane.wait(timeout_us=0)
 
 
+def test_a_descriptor_that_nobody_watches_is_left_alone_until_it_is_asked_for_again(node: ipc.Node) -> None:
+    with node.attach("echo") as lane:
+        poller = select.poll()
+        poller.register(lane.fileno(), select.POLLIN)
+        lane.unwatch()
+        lane.inputs["x"] = 1
+        assert lane.infer(LONG_US).ok
+        assert poller.poll(0) == []
+        lane.fileno()
+        lane.inputs["x"] = 2
+        lane.submit()
+        assert poller.poll(5000)
+        assert lane.wait(timeout_us=0).ok
+        assert lane.outputs["y"][0] == 2
+
+
 def test_it_works_in_asyncio(node: ipc.Node) -> None:
     async def infer(lane: ipc.Lane, value: float) -> float:
         done = asyncio.Event()
@@ -84,7 +100,7 @@ def test_a_lane_refuses_a_second_thread_while_one_waits(node: ipc.Node) -> None:
         thread.start()
         started.wait()
         time.sleep(0.05)
-        for use in (lane.submit, lane.close, lane.fileno, lane.wait):
+        for use in (lane.submit, lane.close, lane.fileno, lane.unwatch, lane.wait):
             with pytest.raises(ipc.Busy, match="belongs to one thread"):
                 use()
         thread.join()
