@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,9 @@ def fingerprint(folders: tuple[Path, ...], libraries: tuple[str, ...] = LIBRARIE
     for folder in folders:
         for file in sorted(folder.rglob("*")):
             if file.suffix in SUFFIXES:
-                status = file.stat()
-                found.append((str(file.relative_to(folder)), status.st_size, status.st_mtime_ns))
+                with suppress(FileNotFoundError):  # a package is being unpacked at this moment
+                    status = file.stat()
+                    found.append((str(file.relative_to(folder)), status.st_size, status.st_mtime_ns))
     for name in libraries:
         try:
             found.append((name, metadata.version(name), 0))
