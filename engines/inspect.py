@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -134,6 +135,21 @@ def _check_limits(name: str, dtype: DType, dims: list[int]) -> None:
         )
 
 
+def _session_that_writes(path: Path, optimized: Path) -> Any:
+    """A session that has written its optimised graph. Raises ModelRefused, also where there is no room for that."""
+    try:
+        return open_session(str(path), optimized_path=str(optimized))
+    except ModelRefused:
+        open_session(str(path))  # raises where it is the model's fault
+    free_bytes = shutil.disk_usage(optimized.parent).free
+    raise ModelRefused(
+        "the model can't be inspected: ONNX Runtime can't write its optimised graph",
+        found=f"{free_bytes} bytes free in {tempfile.gettempdir()}",
+        allowed=f"room for a file as large as the model, {path.stat().st_size} bytes",
+        hint="Make room there, raise the limit on file sizes, or name another folder in TMPDIR.",
+    )
+
+
 def _observed_output_dims(session: Any, inputs: list[TensorJson]) -> tuple[list[list[int]], bool]:
     """Output shapes at the maximum input shapes, and whether they differ between two inputs of equal shape."""
     observed: list[list[list[int]]] = []
@@ -176,7 +192,7 @@ def inspect_model(path: Path, shapes: Shapes) -> Inspection:
         )
     with tempfile.TemporaryDirectory(prefix="taktd-inspect-") as scratch:
         optimized = Path(scratch) / "optimized.onnx"
-        session = open_session(str(path), optimized_path=str(optimized))
+        session = _session_that_writes(path, optimized)
         graph = onnx.load(str(optimized), load_external_data=False).graph
     in_place = bindable_inputs(graph) | bindable_outputs(graph)
 

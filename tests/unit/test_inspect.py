@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -221,3 +222,18 @@ def test_an_output_that_is_read_again_as_an_index_is_private(tmp_path: Path) -> 
     found = inspect_model(path, {})
     assert found["inputs"][0]["bindable"], "Add reads plain numbers"
     assert [t["bindable"] for t in found["outputs"]] == [False, False]
+
+
+def test_a_full_scratch_folder_is_not_the_models_fault(tmp_path: Path) -> None:
+    """A limit on file sizes looks like a full disk to whoever writes."""
+    large = models.mlp(tmp_path / "large.onnx", (8, 512, 512, 4))
+    size = large.stat().st_size // 2
+    done = subprocess.run(
+        [sys.executable, "-m", "taktd.engines.inspect", str(large), "--shapes", "{}"], capture_output=True, text=True,
+        timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )  # fmt: skip
+    assert done.returncode != 0
+    error = json.loads(done.stdout)["error"]
+    assert "can't write its optimised graph" in error["what"]
+    assert "bytes free in" in error["found"]
+    assert "TMPDIR" in error["hint"]
