@@ -381,7 +381,7 @@ def _run(link: SupervisorLink) -> int:
     usable = os.sched_getaffinity(0)
     estate = Estate(plan, descriptors)
     try:
-        prepared = prepare(plan, lambda text: link.send({"op": "progress", "text": text}))
+        prepared = prepare(plan, link.send)
         ledger_fd, stats_fd, journal_fd = descriptors[:3]
         server = _core.Server(ledger_fd, stats_fd, journal_fd, link.fileno())
         table = LaneTable(server, link, plan, descriptors, prepared)

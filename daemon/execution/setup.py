@@ -66,9 +66,10 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def prepare(plan: dict[str, Any], tell: Callable[[str], None] = lambda _: None) -> Prepared:
+def prepare(plan: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda _: None) -> Prepared:
     """Loads, warms, verifies and (where the plan has no stored measurement) measures every model of the plan, under the
-    rights it will run with. ``tell`` hears of what takes minutes. Raises ``ModelRefused`` or ``EngineFailure``."""
+    rights it will run with. ``tell``: messages for the supervisor on the way. Raises ``ModelRefused``, ``EngineFailure``.
+    """
     models = {model["name"]: model for model in plan["models"]}
     specs = {name: _spec(model) for name, model in models.items()}
     # The reference has threads and memory of its own: both are gone before there are real-time rights to inherit.
@@ -84,8 +85,13 @@ def prepare(plan: dict[str, Any], tell: Callable[[str], None] = lambda _: None) 
     # The engines' own threads and arenas are made under the affinity they keep.
     move_to(room["cores"])
     prepared = Prepared(Rights(), {}, {}, 0)
-    open_engine = engine_opener(plan["driver"], alone=plan.get("alone", not plan.get("prepare")), tell=tell)
+    open_engine = engine_opener(
+        plan["driver"], alone=plan.get("alone", not plan.get("prepare")),
+        tell=lambda text: tell({"op": "progress", "text": text}),
+    )  # fmt: skip
     prepared.gpu = open_engine.gpu
+    if prepared.gpu is not None:
+        tell({"op": "gpu", "gpu": prepared.gpu})
     for name, model in models.items():
         prepared.engines[name] = _load(model, specs[name], open_engine, expected.get(name), prepared)
     prepared.helpers = threads() - before

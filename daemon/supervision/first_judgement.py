@@ -33,23 +33,25 @@ class FirstJudgement:
     def look(self) -> None:
         """Judges whoever has to be and can be. Raises NotAdmitted where nothing is served yet that could go on."""
         members = {name: device.member for name, device in self._supervisor.devices.items()}
-        loaded = {name: m for name, m in members.items() if m.process.loaded_message}
-        new = {name: m for name, m in loaded.items() if m.schedule is None}
-        if not new or self._waits([m for m in members.values() if m.schedule is None and m not in new.values()]):
-            return
-        known = {name: m for name, m in members.items() if name in loaded or m.schedule is not None}
+        waiting = {name: m for name, m in members.items() if m.schedule is None and m.process.pid}
+        new = {name: m for name, m in waiting.items() if m.process.loaded_message}
         try:
-            if same := twins(
-                known.values(), {n: m.plan.device.gpu.device for n, m in new.items() if m.plan.device.gpu}
-            ):
-                raise NotAdmitted(same)
-            judgements = self._supervisor.judge_for(self._supervisor.configuration)(known)
+            self._refuse_twins(members, waiting)
+            if new and not self._waits([m for m in members.values() if m.schedule is None and m not in new.values()]):
+                self._judge(members, new)
         except NotAdmitted as refusal:
             if not self._supervisor.announced:
                 raise
-            self._turn_away(new, refusal)
-            return
-        for name, judged in judgements.items():
+            self._turn_away({name: m for name, m in waiting.items() if name in new or m.gpu is not None}, refusal)
+
+    def _refuse_twins(self, members: Mapping[str, Member], waiting: Mapping[str, Member]) -> None:
+        gpus = {n: m.plan.device.gpu.device for n, m in waiting.items() if m.plan.device.gpu and m.gpu is not None}
+        if same := twins((m for m in members.values() if m.process.pid), gpus):
+            raise NotAdmitted(same)
+
+    def _judge(self, members: Mapping[str, Member], new: Mapping[str, Member]) -> None:
+        known = {name: m for name, m in members.items() if name in new or m.schedule is not None}
+        for name, judged in self._supervisor.judge_for(self._supervisor.configuration)(known).items():
             _tell(name, judged)
             if name in new:
                 known[name].serve(Schedule.of(judged))

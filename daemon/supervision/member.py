@@ -110,6 +110,7 @@ class Member:
         self.measured_real_time = True
         self.deaths_ns: list[int] = []  # since it was ready for the first time
         self.ready_ns = 0
+        self.gpu: dict[str, Any] | None = None  # which card its process has opened, where it is one
         self.progress = ""  # what it does before it serves, where that takes long
         self.broken = ""  # why the process that runs now, or ran last, ends itself
         self._store = MeasurementStore(state / "measurements")
@@ -152,12 +153,6 @@ class Member:
         expected = heir.expected
         self.process.adopt(expected.pid, expected.pidfd, heir.link, heir.loaded)
 
-    @property
-    def gpu(self) -> dict[str, Any] | None:
-        """Which card its process has opened; None where it is none, or not known yet."""
-        found: dict[str, Any] | None = self.process.loaded_message.get("gpu")
-        return found
-
     def fence(self, why: str) -> None:
         """Its device can't be trusted any more: whoever is next in line takes over, and is told why."""
         self.broken = why
@@ -174,8 +169,8 @@ class Member:
         """The `configure` message. Raises TooMuch when the configuration alone does not fit."""
         self.id = next(_ids)
         self.outdated = False
-        self.outdated = False
         self.broken = self.progress = ""
+        self.gpu = None
         plan, own = self.plan, self._home.lanes_of(self.home)
         loops = {loop.name: (loop, loop.model) for loop in plan.loops}
         entries, more = own.loop_entries(self.arrangements[self.home], loops, self)
@@ -189,7 +184,8 @@ class Member:
             "loops": entries, "model_lanes": [], "standby": standby, "dispatch_ns": self.dispatch_ns,
             "max_lanes": own.lane_count,
             "stats_models": {m.name: own.stats_block("model", m.name) for m in plan.models},
-            "digest": plan.digest(), "software": software(), "blocks": [[*key, block] for key, block in own.stats_blocks.items()],
+            "digest": plan.digest(), "software": software(),
+            "blocks": [[*key, block] for key, block in own.stats_blocks.items()],
             **self._home.member_begins(self),
         }  # fmt: skip
         descriptors = [own.ledger_fd, own.stats_fd, own.journal_fd, *more]
@@ -246,7 +242,7 @@ class Member:
     # ---- Watcher ----
 
     def loaded(self, executor: ExecutorProcess, message: Message) -> None:
-        self.rights = message["rights"]
+        self.rights, self.gpu = message["rights"], message.get("gpu")
         self.rss_bytes = message.get("rss_bytes", 0)
         self.dispatch_ns = message.get("dispatch_ns") or self.dispatch_ns
         real_time = self.rights.get("policy") == MEASURED_WITH_RIGHTS
@@ -284,6 +280,9 @@ class Member:
             log(message["level"], message["text"], device=self.home, **fields)
         elif message["op"] == "progress":
             self.progress = message["text"]
+            self._home.member_works(self)
+        elif message["op"] == "gpu":
+            self.gpu = message["gpu"]
             self._home.member_works(self)
         elif message["op"] == "rights":
             self.rights = message["rights"]
