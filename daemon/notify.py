@@ -36,6 +36,10 @@ class Notifier:
     def status(self, text: str) -> None:
         self._send(f"STATUS={text}")
 
+    def extend(self, seconds: int) -> None:
+        """The start, or the end, takes longer: systemd waits for at least so long from now on."""
+        self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1_000_000}")
+
     def reloading(self, now_ns: int) -> None:
         """now_ns: CLOCK_MONOTONIC, so that systemd knows which reload this is."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_ns // 1000}")

@@ -65,6 +65,8 @@ INSPECTIONS_AT_ONCE: Final = 2
 FIRST_TRIES_MAX: Final = 3
 HOPELESS_TRIES: Final = 5  # in a row, of an executor that has served before: the watchdog is starved
 WATCHDOG_PARTS: Final = 3
+PATIENCE_ASKED_S: Final = 5.0  # while a start takes long, systemd is asked this often …
+PATIENCE_S: Final = 30  # … to wait for so long from then on
 LEFT_LANES_S: Final = 0.2  # how often lanes of clients that went while nobody held their connection are freed
 CONFIRM_S: Final = 1.0  # how often the first jobs of loops are compared with what they were admitted for
 
@@ -210,6 +212,7 @@ class Supervisor:
         self.every(CONFIRM_S, self.devices.confirm_costs)
         if self.notifier.watchdog_ns:
             self.every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
+        self.every(PATIENCE_ASKED_S, self._ask_for_patience)
         for member in self.takeover.adopt():
             member.process.start()
         self.every(LEFT_LANES_S, self.takeover.look)
@@ -323,7 +326,7 @@ class Supervisor:
             # A device that can't be used now is waited for: a GPU's nodes may appear long after a boot. So is one whose
             # loops have a stand-in: they are served, uncertified, and the executor is tried again and again.
             waited_for = process.awaits_device or self.devices.stood_in_for(device)
-            if not process.ready and process.tries and not waited_for:
+            if process.restarting and process.tries and not waited_for:  # not while it tries once more
                 if process.failure:
                     self._fail(StartRefused(f"executor {device.name} {process.failure}", EXIT_CONFIGURATION))
                 elif process.tries >= FIRST_TRIES_MAX:
@@ -388,6 +391,11 @@ class Supervisor:
         return (
             f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}{refused}"
         )
+
+    def _ask_for_patience(self) -> None:
+        """An engine is built or a GPU is awaited, and nobody stands in: systemd must not start us again for it."""
+        if not self.announced and any(one.progress or one.process.tries for one in self.devices.values()):
+            self.notifier.extend(PATIENCE_S)
 
     def _feed_watchdog(self) -> None:
         """Not while nobody can be made to serve a loop: then systemd shall start us again."""

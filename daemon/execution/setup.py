@@ -68,7 +68,7 @@ def _resident_bytes() -> int:
 
 def prepare(plan: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda _: None) -> Prepared:
     """Loads, warms, verifies and (where the plan has no stored measurement) measures every model of the plan, under the
-    rights it will run with. ``tell``: messages for the supervisor on the way. Raises ``ModelRefused``, ``EngineFailure``.
+    rights it will run with. ``tell``: messages to the supervisor meanwhile. Raises ``ModelRefused``, ``EngineFailure``.
     """
     models = {model["name"]: model for model in plan["models"]}
     specs = {name: _spec(model) for name, model in models.items()}

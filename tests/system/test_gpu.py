@@ -83,6 +83,7 @@ def test_a_gpu_that_comes_late_is_waited_for(taktd: Start, gpu: dict[str, str], 
     running = taktd(yaml(path), environment={**gpu, "FAKE_CUDA_DEVICES": "0"}, wait=False)
     eventually(lambda: running.log.count("no CUDA-capable device") >= 2, 30, "it is tried again")
     assert running.process.poll() is None
+    running.await_notification("EXTEND_TIMEOUT_USEC=30000000", 20)
     Simulated(tmp_path / "gpu").control.devices = 1
     running.await_ready()
     with running.connect() as node, node.attach("walk") as lane:
@@ -119,6 +120,13 @@ def test_a_gpu_that_is_throttled_while_it_serves_costs_the_certificate_and_not_t
         assert lane.infer().status == "ok"
         tell(fine)
         eventually(lambda: "measurements on gpu0 hold again" in running.log, 20 + SETTLED_LOOKS, "it is mended")
+
+
+def test_what_can_not_be_captured_is_said(taktd: Start, gpu: dict[str, str], tmp_path: Path) -> None:
+    running = taktd(yaml(models.mlp(tmp_path / "policy.onnx")), environment={**gpu, "FAKE_CUDA_CAPTURE": "0"})
+    assert "not captured into a graph" in running.log
+    with running.connect() as node, node.attach("walk") as lane:
+        assert lane.infer().status == "ok"
 
 
 def test_a_damaged_plan_is_built_again_at_the_next_start(taktd: Start, gpu: dict[str, str], tmp_path: Path) -> None:

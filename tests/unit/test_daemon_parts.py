@@ -135,11 +135,12 @@ def test_notifications(tmp_path: Path) -> None:
         notifier.reloading(5_000)
         notifier.feed_watchdog()
         notifier.stopping("bye")
-        said = [manager.recv(1000).decode() for _ in range(4)]
+        notifier.extend(30)
+        said = [manager.recv(1000).decode() for _ in range(5)]
         notifier.close()
     assert said[0].split("\n") == ["READY=1", "STATUS=fine", f"MAINPID={os.getpid()}"]
     assert said[1] == "RELOADING=1\nMONOTONIC_USEC=5"
-    assert said[2:] == ["WATCHDOG=1", "STOPPING=1\nSTATUS=bye"]
+    assert said[2:] == ["WATCHDOG=1", "STOPPING=1\nSTATUS=bye", "EXTEND_TIMEOUT_USEC=30000000"]
 
 
 def test_without_systemd_nothing_is_said(tmp_path: Path) -> None:
