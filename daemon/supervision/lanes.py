@@ -312,6 +312,11 @@ class DeviceLanes:
                 waiting.timer.cancel()
             self._settle(lane)
 
+    @property
+    def clearing(self) -> int:
+        """Lanes that are between two clients, or that an executor has not answered for."""
+        return sum(lane.state is LaneState.CLEARING or bool(lane.waiting) for lane in self.lanes.values())
+
     def synced(self, follower: Follower) -> bool:
         """Ready, and it has followed every change: it can take over."""
         return follower in self.followers and not any(follower in lane.waiting for lane in self.lanes.values())

@@ -185,6 +185,7 @@ class ServedDevice:
             "served_by": serving.home if serving else None, "serving_pid": serving.process.pid if serving else None,
             "serving_role": self.role or None, "since_ns": self.since_ns, "why": self.why, "reason": self.reason,
             "switches": dict(self.switches), "changing": self.outgoing is not None or bool(self.switching),
+            "lanes": len(self.lanes.lanes), "lanes_clearing": self.lanes.clearing,
         }  # fmt: skip
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ def test_a_client_killed_at_any_moment_frees_its_loop_once(running: Running) -> 
                     assert not reply.ok or lane.outputs["y"][0] == number
     eventually(lambda: settled(running.loop("walk")["statistics"]), what=f"accounts balance, seed {SEED}")
     assert settled(running.loop("witness")["statistics"])
-    eventually(lambda: running.descriptors() <= before, what="descriptors are back where they were")
+    eventually(lambda: running.descriptors() == before, what="descriptors are back where they were")
     assert running.executor()["pid"] == executor
 
 

@@ -107,7 +107,7 @@ def test_the_same_network_shows_no_difference_and_leaves_nothing_when_it_is_stop
         assert ended["samples"] >= told["samples"]
         gone(running, walking)
     walking.reconcile()
-    eventually(lambda: running.descriptors() <= descriptors, 10, "no descriptor is left")
+    eventually(lambda: running.descriptors() == descriptors, 10, "no descriptor is left")
 
 
 def test_other_weights_are_counted_and_told_and_never_answered_with(running: Running) -> None:
