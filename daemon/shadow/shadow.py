@@ -109,7 +109,7 @@ class Shadow:
             log("warning", f"shadow: {note}", model=model.name)
         text = f"{model.name}: version {number} runs beside version {self._against} on copies of the jobs of "
         text += f"{', '.join(self._loops)}; it answers nobody"
-        log("notice", text, event="shadow", model=model.name, pid=process.pid)
+        log("notice", text, event="shadow-began", model=model.name, pid=process.pid)
         hint = (
             f"what it shows: taktctl model shadow {model.name}; serve it: taktctl model activate {model.name} {number}"
         )
