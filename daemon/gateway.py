@@ -4,8 +4,8 @@ Started and watched by the supervisor (gateway_process.py), which tells it over 
 that socket ends it ends too. It can be flooded, crash and restart: control loops have their own lanes and don't notice.
 
 Messages from the supervisor: `configure` (addresses, limits), `model` for each model (with its statistics page), and
-again when it is another version, `model.gone`, `serve`, `state` whenever readiness changes, `stop`. To it: `ready` with
-the doors, `failed`, `counters` each second.
+again when it is another version, `model.gone`, `unloaded` (what a gateway before this one was told by its clients),
+`serve`, `state` whenever readiness changes, `stop`. To it: `ready` with the doors, `failed`, `counters` each second.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,6 +28,7 @@ import psutil
 from taktd.daemon.execution.link import ExecutorLink, LinkClosed
 from taktd.daemon.front_doors.lane_backend import LaneBackend
 from taktd.daemon.front_doors.listeners import DoorRefused, Doors
+from taktd.daemon.front_doors.version_change import activate
 from taktd.daemon.health.loop_tap import LoopTap
 from taktd.daemon.limits import Charges
 from taktd.ipc.client import Lane, Node, connect
@@ -34,6 +36,7 @@ from taktd.ipc.errors import TaktError
 from taktd.ipc.inference import Model, TensorSpec
 
 COUNTERS_S: Final = 1.0
+OPEN_S_MAX: Final = 2.0
 ATTACH_US_MAX: Final = 2_000_000
 CONNECT_US_MAX: Final = 5_000_000
 EXIT_FAILED: Final = 3
@@ -80,7 +83,9 @@ class Gateway:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        self._opened = asyncio.Event()  # the doors are open, or can't be opened
         self._attacher = ThreadPoolExecutor(1, "attach")  # attaching waits; one at a time
+        self._changer = ThreadPoolExecutor(1, "change")
         self._node: Node | None = None
         self._lanes_path = ""
         self._backend: LaneBackend | None = None
@@ -96,6 +101,10 @@ class Gateway:
         self._loop.add_reader(self._link.fileno(), self._readable)
         await self._stop.wait()
         self._loop.remove_reader(self._link.fileno())
+        if self._tasks:
+            # gRPC's start can't be cancelled: its own threads would find their futures gone.
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._opened.wait(), OPEN_S_MAX)
         for task in self._tasks:
             task.cancel()
         for tap in self._taps.values():
@@ -104,7 +113,8 @@ class Gateway:
             await self._doors.close()
         if self._backend is not None:
             self._backend.close()
-        self._attacher.shutdown(wait=False, cancel_futures=True)
+        for waits in (self._attacher, self._changer):
+            waits.shutdown(wait=False, cancel_futures=True)
         if self._node is not None:
             self._node.close()
         return EXIT_FAILED if self.failed else 0
@@ -128,6 +138,8 @@ class Gateway:
             self._configure(message)
         elif op == "model" and self._backend is not None:
             self._backend.add(model_from(message), (descriptors[0], message["block"]), message["uids"], message["gids"])
+        elif op == "unloaded" and self._backend is not None:
+            self._backend.set_unloaded(message["names"])
         elif op == "model.gone" and self._backend is not None:
             self._backend.remove(message["name"])
         elif op == "serve":
@@ -166,12 +178,24 @@ class Gateway:
         self._node_name = message["node"]
         self._lanes_path = message["lanes"]
         self._backend = LaneBackend(
-            message["node"], message["version"], Charges(limits), limits.gateway_lanes, self._attach, spins=apart
+            message["node"],
+            message["version"],
+            Charges(limits),
+            limits.gateway_lanes,
+            self._attach,
+            spins=apart,
+            activate=self._activate,
         )
         self._doors = Doors(self._backend, message, limits)
+        self._runtime = Path(message["runtime"])
+
+    async def _activate(self, model: str, version: int) -> None:
+        """As taktctl model activate; in a thread of its own, since it takes as long as loading an engine."""
+        await self._loop.run_in_executor(self._changer, activate, self._runtime, model, version)
 
     async def _serve(self) -> None:
         assert self._doors is not None
+        assert self._backend is not None
         try:
             doors = await self._doors.open()
         except DoorRefused as refused:
@@ -179,10 +203,15 @@ class Gateway:
             self.failed = True
             self._stop.set()
             return
+        finally:
+            self._opened.set()
         self._say({"op": "ready", "doors": doors})
+        changed = self._backend.changed
         while True:
+            changed.clear()
             self._say({"op": "counters", **self._counters()})
-            await asyncio.sleep(COUNTERS_S)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), COUNTERS_S)
 
     def _counters(self) -> Message:
         assert self._backend is not None

@@ -222,9 +222,11 @@ class Backend(Protocol):
     ) -> Handle:
         """The same without a task: done is called once, perhaps before this returns."""
 
-    async def load(self, name: str) -> None: ...
+    async def load(self, name: str, version: int | None) -> None:
+        """Serve a model again after unload; version: make it the one that is served. Returns when it is."""
 
-    async def unload(self, name: str) -> None: ...
+    async def unload(self, name: str) -> None:
+        """Take no more requests for a model. Returns when those that it has have ended."""
 
 
 # ---- parameters ----

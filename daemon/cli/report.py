@@ -141,7 +141,7 @@ def _show_status(answer: dict[str, Any]) -> None:
             *(str(loop[key]) for key in ("jobs", "late", "expired", "failed", "lost")),
         )  # fmt: skip
     closed = [
-        f"[bold red]{d['name']} does not serve[/] ({escape(str(d['path']))})"
+        f"[bold red]{d['name']} does not serve[/] ({escape(d['path'] or d.get('error') or 'not open yet')})"
         for d in answer["doors"]
         if not d["serving"]
     ]

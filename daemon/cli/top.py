@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import deque
@@ -107,7 +108,7 @@ def _models(models: dict[str, Any], history: History) -> Any:
     for model in models["models"]:
         counters = model.get("statistics")
         if counters:
-            key = f"model {model['name']}"
+            key = _model_key(model)
             table.add_row(
                 escape(model["name"]), escape(model["device"] or "-"), str(model["lanes"]),
                 f"{history.rates.get(key, 0.0):.0f}", f"{counters['total']['p50_us']:.0f}",
@@ -117,39 +118,66 @@ def _models(models: dict[str, Any], history: History) -> Any:
     return table
 
 
+Look = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # status, loops, models
+
+
+def look(history: History) -> Look:
+    """What the daemon says now. Raises NobodyThere, AnswerNo."""
+    status, loops, models = ask("status"), ask("loops"), ask("models")
+    now_s = time.monotonic()
+    for loop in loops["loops"]:
+        if loop["statistics"] is not None:
+            history.take(loop["name"], loop["statistics"], now_s)
+    for model in models["models"]:
+        if model.get("statistics"):
+            history.take(_model_key(model), model["statistics"], now_s)
+    return status, loops, models
+
+
+def _model_key(model: dict[str, Any]) -> str:
+    return f"model {model['name']}"
+
+
+def snapshot(looked: Look, history: History) -> dict[str, Any]:
+    """The screen as a program reads it; rates and mean latencies are since the look before."""
+    status, loops, models = looked
+
+    def lately(key: str) -> dict[str, float]:
+        latencies = history.latencies.get(key)
+        return {"jobs_per_s": history.rates.get(key, 0.0), "latency_us": latencies[-1] if latencies else 0.0}
+
+    return {
+        **{key: status[key] for key in ("node", "ready", "certified", "epoch", "clients", "executors")},
+        "gateway": status.get("gateway"),
+        "loops": [{**loop, **lately(loop["name"])} for loop in loops["loops"]],
+        "models": [{**model, **lately(_model_key(model))} for model in models["models"]],
+    }
+
+
 def frames(history: History) -> Iterator[RenderableType]:
     """A screen for each look. Raises NobodyThere, AnswerNo."""
     while True:
-        status, loops, models = ask("status"), ask("loops"), ask("models")
-        now_s = time.monotonic()
-        for loop in loops["loops"]:
-            if loop["statistics"] is not None:
-                history.take(loop["name"], loop["statistics"], now_s)
-        for model in models["models"]:
-            if model.get("statistics"):
-                history.take(f"model {model['name']}", model["statistics"], now_s)
-        yield picture(status, loops, models, history)
+        yield picture(*look(history), history)
 
 
 @click.command()
 @click.option("--interval", type=float, default=1.0, show_default=True, help="Seconds between two looks.")
 @click.option("--count", type=int, default=0, help="Stop after so many looks. Default: at Ctrl-C.")
-def top(interval: float, count: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON, with the rates over one interval.")
+def top(interval: float, count: int, as_json: bool) -> None:
     """Live view: devices, loops with a sparkline of their latency, misses and causes, clients.
 
     The executors are not asked: what they write anyway is read. Exit code 3: no taktd.
     """
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    interval_s = max(INTERVAL_S_MIN, interval)
     try:
-        with Live(console=console, auto_refresh=False, screen=sys.stdout.isatty()) as live:
-            for number, frame in enumerate(frames(History()), 1):
-                live.update(frame, refresh=True)
-                if number == count:
-                    return
-                time.sleep(max(INTERVAL_S_MIN, interval))
+        if as_json:
+            history = History()
+            look(history)
+            time.sleep(interval_s)
+            click.echo(json.dumps(snapshot(look(history), history)))
+        else:
+            _show(interval_s, count)
     except NobodyThere as error:
         die(
             str(error), "is taktd running? start it, or set TAKTD_RUNTIME_DIR to the folder it uses", code=NOTHING_THERE
@@ -158,3 +186,16 @@ def top(interval: float, count: int) -> None:
         die(str(error), error.hint, code=NOTHING_THERE)
     except KeyboardInterrupt:
         pass
+
+
+def _show(interval_s: float, count: int) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    with Live(console=console, auto_refresh=False, screen=sys.stdout.isatty()) as live:
+        for number, frame in enumerate(frames(History()), 1):
+            live.update(frame, refresh=True)
+            if number == count:
+                return
+            time.sleep(interval_s)

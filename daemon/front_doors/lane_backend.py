@@ -11,7 +11,7 @@ import difflib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from taktd.daemon.front_doors.lane_pool import Job, LanePool
 from taktd.daemon.limits import Charges, LimitExceeded, Who
@@ -35,10 +35,14 @@ from taktd.ipc.inference import (
 T = TypeVar("T")
 Block = tuple[int, int]  # descriptor of a statistics page, block
 
-NOT_LOADABLE = (
-    "models are not loaded and unloaded over gRPC here: name them in the configuration, which admits them together "
-    "with the loops, and run taktctl reload"
-)
+UNLOADED: Final = "unloaded"  # the reason that Triton gives
+UNLOAD_S_MAX: Final = 30.0  # for requests that there are to end
+KNOWN_S_MAX: Final = 10.0  # from the supervisor's word that a version is served until we are told of it
+LOOK_S: Final = 0.01
+
+
+async def _no_versions(model: str, version: int) -> None:
+    raise Refusal(Outcome.UNSUPPORTED, f"model {model}: versions can't be changed here")
 
 
 class LaneBackend:
@@ -46,10 +50,17 @@ class LaneBackend:
 
     def __init__(
         self, node: str, version: str, charges: Charges, lanes_max: int, attach: Callable[[str], Awaitable[Lane]],
-        spins: bool = False,
+        spins: bool = False, activate: Callable[[str, int], Awaitable[None]] = _no_versions,
     ) -> None:  # fmt: skip
-        """spins: no executor runs on our cores, so that a short job may be waited for by looking."""
-        self._spins = spins
+        """spins: no executor runs on our cores, so that a short job may be waited for by looking.
+
+        activate: has the supervisor serve a version of a model; raises Refusal.
+        """
+        self._spins, self._activate = spins, activate
+        self._changing = asyncio.Lock()
+        self._unloaded: set[str] = set()
+        self.changed = asyncio.Event()  # set when what is unloaded has changed
+        self._reasons: Mapping[str, str] = {}
         self.node, self.version = node, version
         self.charges = charges
         self._lanes_max, self._attach = lanes_max, attach
@@ -82,16 +93,28 @@ class LaneBackend:
         if self._models.pop(name, None) is not None:
             os.close(self._blocks.pop(name)[0])
             del self._allowed[name]
+            self._unloaded.discard(name)
         if (pool := self._pools.pop(name, None)) is not None:
             pool.close(f"model {name} is not served any more")
 
     def set_state(self, ready: bool, reasons: Mapping[str, str]) -> None:
         """reasons: models that can't be reached now, and why."""
-        self._ready = ready
-        for name, model in self._models.items():
-            reason = reasons.get(name, "")
-            if model.reason != reason:
-                self._models[name] = replace(model, ready=not reason, reason=reason)
+        self._ready, self._reasons = ready, reasons
+        for name in self._models:
+            self._show(name)
+
+    def set_unloaded(self, names: Sequence[str]) -> None:
+        """What was unloaded in the gateway before this one."""
+        self._unloaded = set(names) & set(self._models)
+        for name in self._unloaded:
+            self._show(name)
+
+    def _show(self, name: str) -> None:
+        """Whether it is ready."""
+        model = self._models[name]
+        reason = UNLOADED if name in self._unloaded else self._reasons.get(name, "")
+        if model.reason != reason:
+            self._models[name] = replace(model, ready=not reason, reason=reason)
 
     def allows(self, model: str, uid: int, groups: frozenset[int]) -> bool:
         """Whether a user may use a model; root and the daemon's own user always may."""
@@ -183,6 +206,9 @@ class LaneBackend:
                 f"{principal.name} may not use model {model.name}: allowed are those under "
                 f"models.{model.name}.allow in the configuration",
             )
+        if model.name in self._unloaded:
+            text = f"model {model.name} was unloaded: load it again (RepositoryModelLoad, on a listener with admin)"
+            raise Refusal(Outcome.UNKNOWN, text)
         inputs, wanted = fit(request, model), wanted_outputs(request, model)
         if request.deadline_ns and request.deadline_ns <= _core.now():
             raise Refusal(Outcome.EXPIRED, f"{model.name}: the deadline had passed when the request was read")
@@ -217,11 +243,37 @@ class LaneBackend:
         except LimitExceeded as exceeded:
             raise Refusal(Outcome.FULL, str(exceeded)) from None
 
-    async def load(self, name: str) -> None:
-        raise Refusal(Outcome.UNSUPPORTED, NOT_LOADABLE)
+    # ---- Backend: what is served ----
+
+    async def load(self, name: str, version: int | None) -> None:
+        self.model(name, "")
+        async with self._changing:
+            if version is not None and str(version) != self.model(name, "").version:
+                await self._activate(name, version)
+                await self._until(lambda: self.model(name, "").version == str(version), KNOWN_S_MAX)
+            self._unloaded.discard(name)
+            self._show(name)
+            self.changed.set()
+        log("notice", f"gateway: model {name} is loaded, version {self.model(name, '').version}", model=name)
 
     async def unload(self, name: str) -> None:
-        raise Refusal(Outcome.UNSUPPORTED, NOT_LOADABLE)
+        self.model(name, "")
+        async with self._changing:
+            self._unloaded.add(name)
+            self._show(name)
+            self.changed.set()
+            if (pool := self._pools.get(name)) is not None:
+                await self._until(lambda: not pool.busy, UNLOAD_S_MAX)
+                self._pools.pop(name, None)
+                pool.close(f"model {name} was unloaded")
+        log("notice", f"gateway: model {name} is unloaded; loops go on", model=name)
+
+    async def _until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """As good as it gets: what takes longer goes on by itself."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        while not condition() and loop.time() < until_s:
+            await asyncio.sleep(LOOK_S)
 
     # ---- Watch ----
 
@@ -242,6 +294,7 @@ class LaneBackend:
             "answered": self.answered, "refused": dict(self.refused),
             "jobs": self.charges.held("jobs"), "job_memory": self.charges.held("job_memory"),
             "waiting": sum(len(p.waiting) for p in pools), "lanes": sum(len(p.lanes) for p in pools),
+            "unloaded": sorted(self._unloaded),
         }  # fmt: skip
 
     def close(self) -> None:

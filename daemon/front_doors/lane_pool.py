@@ -381,6 +381,11 @@ class LanePool:
         for job in jobs.values():
             job.refuse(Outcome.DETACHED, f"{self.model.name}: the lane of the job ended; send it again")
 
+    @property
+    def busy(self) -> bool:
+        """Some request has not ended."""
+        return bool(self.waiting) or any(lane.jobs for lane in self.lanes)
+
     def follow(self, model: Model) -> bool:
         """The model is described anew. False if its lanes are not good for it: then this pool is to be closed."""
         if (model.inputs, model.outputs, model.dynamic) != (self.model.inputs, self.model.outputs, self.model.dynamic):

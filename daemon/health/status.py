@@ -12,6 +12,7 @@ from taktd.daemon.doors.front_desk import fallbacks_told
 from taktd.daemon.doors.lane_door import Connection
 from taktd.daemon.health import statistics
 from taktd.daemon.models.store import version_of
+from taktd.daemon.supervision.kept_process import State
 from taktd.daemon.supervision.lanes import LaneState
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class StatusBook:
         if gateway is None or not self._supervisor.outer.gateway_wanted:
             return []
         if not gateway.ready:
-            return [{"name": "gateway", "path": None, "serving": False, "error": gateway.error}]
+            why = gateway.error or ("it waits for the executors" if gateway.state is State.STOPPED else "it starts")
+            return [{"name": "gateway", "path": None, "serving": False, "error": why}]
         return [{**door, "serving": True} for door in gateway.doors]
 
     def _loop_line(self, name: str) -> dict[str, Any]:

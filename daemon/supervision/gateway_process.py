@@ -64,6 +64,8 @@ class GatewayProcess(KeptProcess):
         for message, descriptors in plan(self._supervisor):
             self._plan[_key(message)] = message
             self.send(message, descriptors)
+        if unloaded := self.counters.get("unloaded"):
+            self.send({"op": "unloaded", "names": unloaded})
         self.send({"op": "serve"})
         self.tell_state()
 

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import messages
+from taktd.ipc.grpc.repository import version_asked
 from taktd.ipc.inference import Answer, Backend, Model, Outcome, Principal, Refusal, Request, Rights, limit_deadline
 
 if TYPE_CHECKING:  # the classes themselves know no types
@@ -64,8 +65,8 @@ class InferenceService:
             **{name: self._unsupported(name) for name in _UNSUPPORTED},
         }  # fmt: skip
         methods = {name: self._asking(name, answer) for name, answer in asked.items()}
-        methods["RepositoryModelLoad"] = self._changing("RepositoryModelLoad", self._backend.load)
-        methods["RepositoryModelUnload"] = self._changing("RepositoryModelUnload", self._backend.unload)
+        methods["RepositoryModelLoad"] = self._changing("RepositoryModelLoad", self._load)
+        methods["RepositoryModelUnload"] = self._changing("RepositoryModelUnload", self._unload)
         # Bytes in, bytes out: see messages.py.
         methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
@@ -81,11 +82,15 @@ class InferenceService:
 
         return grpc.unary_unary_rpc_method_handler(method, response_serializer=_serialised)
 
-    def _changing(self, name: str, change: Callable[[str], Awaitable[None]]) -> Handler:
+    def _changing(self, name: str, change: Callable[[Any], Awaitable[None]]) -> Handler:
         async def method(data: bytes, context: Context) -> Any:
             try:
                 self._need(Rights.ADMIN)
-                await change(_parsed(name, data).model_name)
+                request = _parsed(name, data)
+                if request.repository_name:
+                    text = f"no repository is called {request.repository_name[:64]!r}: there is one, without a name"
+                    raise Refusal(Outcome.UNKNOWN, text)
+                await change(request)
                 return getattr(pb, f"{name}Response")()
             except Refusal as refusal:
                 return await _abort(context, refusal)
@@ -229,6 +234,14 @@ class InferenceService:
                 state = "READY" if model.ready else "UNAVAILABLE"
                 message.models.add(name=model.name, version=model.version, state=state, reason=model.reason)
         return message
+
+    async def _load(self, request: Any) -> None:
+        await self._backend.load(request.model_name, version_asked(request.model_name, request.parameters))
+
+    async def _unload(self, request: Any) -> None:
+        if others := sorted(set(request.parameters) - {"unload_dependents"}):
+            raise Refusal(Outcome.INVALID, f'parameter "{others[0][:64]}" does not exist; there is unload_dependents')
+        await self._backend.unload(request.model_name)
 
     # ---- what is not there ----
 

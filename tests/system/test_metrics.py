@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from taktd.daemon.cli import report
 from tests import models
 from tests.running import Running, eventually
 
@@ -196,3 +197,19 @@ def test_top_shows_loops_and_models(served: Running) -> None:
     assert done.returncode == 0, done.stderr
     for word in ("cell-07", "walk", "gateway", "latency", "id"):
         assert word in done.stdout
+
+
+def test_top_as_json_is_one_look_with_rates(served: Running) -> None:
+    seen = served.taktctl_json("top", "--interval", "0.1")
+    assert (seen["node"], seen["ready"]) == ("cell-07", True)
+    walk = next(loop for loop in seen["loops"] if loop["name"] == "walk")
+    assert walk["jobs_per_s"] >= 0
+    assert walk["latency_us"] >= 0
+    assert {"executors", "gateway", "models", "clients", "epoch", "certified"} <= set(seen)
+
+
+def test_status_says_why_a_door_is_not_open(served: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    status = served.ask("status")
+    status["doors"].append({"name": "gateway", "path": None, "serving": False, "error": "it waits for the executors"})
+    report._show_status(status)
+    assert "gateway does not serve (it waits for the executors)" in capsys.readouterr().out
