@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +104,9 @@ def test_a_driver_that_goes_away_ends_the_watch() -> None:
 def test_the_names_are_nvidia_ml_pys() -> None:
     pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     names = [n for n in dir(Nvml) if n.startswith(("nvml", "NVML"))]
+    text = (Path(__file__).parents[1] / "fakes" / "nvml_site" / "pynvml.py").read_text()
+    names += re.findall(r"^(?:def )?(nvml\w+|NVML\w+)", text, re.MULTILINE)
+    assert len(names) > 15
     assert [n for n in names if n != "NVMLError" and not hasattr(pynvml, n)] == []
     assert pynvml.NVML_ERROR_TIMEOUT == 10
     assert pynvml.nvmlEventTypeXidCriticalError == 8

@@ -2,7 +2,7 @@
 
 pycuda comes as source only. It is compiled once (minutes) against NVIDIA's header and linked against the simulated
 libcuda, which has the symbols that it needs; the wheel stays in FOLDER/wheels. `make test-gpu-fakes` runs the tests
-with FOLDER/site on the path: the default environment has no pycuda.
+with FOLDER/site on the path: the default environment has no pycuda. nvidia-ml-py comes along, to hold its stand-ins to.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def build(folder: Path) -> Path:
 def main(folder: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     wheel = next((folder / "wheels").glob(f"pycuda-*-{tag}-*.whl"), None) or build(folder)
-    if not (folder / "site" / "pycuda").is_dir():
+    if not all((folder / "site" / name).exists() for name in ("pycuda", "pynvml.py")):
         pinned = ["-c", str(simulated.ROOT / "constraints.txt"), "--no-deps", "--target", str(folder / "site")]
         pip("install", *pinned, str(wheel), "mako", "markupsafe", "pytools")
-        pip("install", *pinned, "platformdirs", "siphash24", "typing-extensions")
+        pip("install", *pinned, "platformdirs", "siphash24", "typing-extensions", "nvidia-ml-py")
 
 
 if __name__ == "__main__":
