@@ -116,6 +116,8 @@ class Estate:
         op = message["op"]
         if op == "epoch":
             self._head["epoch"] = message["epoch"]
+        elif op == "hang_after":
+            self.serve = self.serve | {"hang_after_ns": message["hang_after_ns"]}
         if "lane" not in message:
             return
         device = message.get("device", self._home)

@@ -115,7 +115,8 @@ class LaneTable:
     # ---- messages ----
 
     def handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """``lane.add``, ``lane.swap``, ``lane.remove``, ``lane.attached``, ``release``, ``owner``."""
+        """``lane.add``, ``lane.swap``, ``lane.remove``, ``lane.attached``, ``epoch``, ``hang_after``, ``release``,
+        ``owner``."""
         ledger = self.ledgers[message["device"]] if "device" in message else next(iter(self.ledgers.values()))
         match message["op"]:
             case "lane.add":
@@ -128,6 +129,10 @@ class LaneTable:
                 self._attached(ledger, message["lane"])
             case "epoch":
                 self._server.set_epoch(message["epoch"])
+            case "hang_after":
+                self._costs["hang_after_ns"] = message["hang_after_ns"]
+                for one in self.ledgers.values():
+                    self._server.set_hang_after(one.number, self._hang_after_ns(one))
             case "release":
                 self.chores.append(self._released(ledger))
             case "owner":
@@ -298,7 +303,8 @@ class LaneTable:
         cost = self._costs["tasks"].get(loop["name"])
         if cost is None:
             return False
-        task = task_of(loop, lane.lane, cost)
+        # Their order in the configuration: a loop that came with a later change may have an earlier one's lane.
+        task = task_of(loop, ledger.base + list(ledger.loops).index(lane.lane), cost)
         lane.cost_ns = task.cost_ns
         if task.on_late_run:
             self._server.runs_late(lane.lane)
@@ -312,12 +318,14 @@ class LaneTable:
 
     def join(self, member: int, rights: Rights) -> None:
         """Stands in line for every ledger; the core says when one has passed to this executor."""
-        hang_after_ns = self._costs.get("hang_after_ns", {})
         # Above this executor: that another one has died must be seen while this one is inside an engine.
         priority = rights.priority + 1 if rights.policy == "fifo" else 0
         for ledger in self.ledgers.values():
-            hang_ns = hang_after_ns.get(ledger.device, HANG_NS_DEFAULT)
-            self._server.join(ledger.number, member, priority, rights.affinity, hang_ns)
+            self._server.join(ledger.number, member, priority, rights.affinity, self._hang_after_ns(ledger))
+
+    def _hang_after_ns(self, ledger: Ledger) -> int:
+        """How long its owner may have something to do without a sign of life."""
+        return int(self._costs.get("hang_after_ns", {}).get(ledger.device, HANG_NS_DEFAULT))
 
     # ---- while serving ----
 

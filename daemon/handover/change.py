@@ -160,6 +160,7 @@ class Change:
     def _reschedule(self) -> None:
         for member, schedule in self._schedules.items():
             member.schedule = schedule
+            member.tell_hang_after()
 
     # ---- over, and back ----
 
@@ -185,6 +186,8 @@ class Change:
             device.lanes.epoch = self.epoch
             device.member.relabel(self.epoch)
             self.devices.choose(device)
+        for member in self._schedules:
+            member.tell_hang_after()
 
     async def _end_lanes(
         self, device: ServedDevice, before: Arrangement, after: Arrangement, to: Member | None

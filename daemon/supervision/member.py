@@ -299,6 +299,11 @@ class Member:
         if self.process.loaded_message.get("relabels"):
             self.send({"op": "epoch", "epoch": epoch})
 
+    def tell_hang_after(self) -> None:
+        """How long those that it stands in for may be silent, where a change does not touch it but that."""
+        if self.ready and self.schedule is not None and "hang_after_ns" in self.schedule.serve:
+            self.send({"op": "hang_after", "hang_after_ns": self.schedule.serve["hang_after_ns"]})
+
     def as_json(self) -> dict[str, Any]:
         """Its part of an entry of `status`."""
         process = self.process
