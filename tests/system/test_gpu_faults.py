@@ -295,6 +295,24 @@ def test_a_gpus_loops_run_on_the_cpu_while_another_engine_is_built_there(
     assert told.startswith("building policy: ")
 
 
+def test_nothing_is_built_beside_loops_that_nobody_can_take(taktd: Start, gpu: Gpu, tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "policy.onnx")
+    text = (
+        yaml(path).replace("  cpu0: {driver: cpu}\n", "").replace(", fallback: [cpu0], fallback_uncertified: true", "")
+    )
+    running = taktd(text, environment=gpu.environment)
+    with walking(running, path) as loop:
+        before = running.executor("gpu0")
+        models.mlp(path, seed=2)
+        told = running.taktctl("reload")
+        assert told.returncode != 0
+        # What was promised is not disturbed at all; what was not is loaded beside, but never built beside.
+        promised, not_promised = "nothing may be loaded on a GPU beside loops", "has no engine for Simulated GPU"
+        assert (promised if before["certified"] else not_promised) in told.stderr, told.stderr
+        assert loop.step() == ("ok", "primary")
+        assert running.executor("gpu0")["pid"] == before["pid"]
+
+
 def test_a_change_that_is_refused_gives_the_loops_back(taktd: Start, gpu: Gpu, tmp_path: Path) -> None:
     path = models.mlp(tmp_path / "policy.onnx")
     running = taktd(yaml(path), environment=gpu.environment)

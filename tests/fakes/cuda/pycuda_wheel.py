@@ -16,10 +16,11 @@ from pathlib import Path
 from tests.fakes.cuda import simulated
 
 PYCUDA = "pycuda==2026.1"
-HEADERS = "nvidia-cuda-runtime-cu12==12.9.79"  # cuda.h is in it; nothing of it is run
+# cuda.h and cudaProfiler.h are in them; nothing of them is run. Not a toolkit's that may lie here: the same everywhere.
+HEADERS = ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia-cuda-profiler-api-cu12==12.9.79")
 SITECONF = """\
 CUDA_ROOT = {root!r}
-CUDA_INC_DIR = [{include!r}]
+CUDA_INC_DIR = {include!r}
 CUDADRV_LIB_DIR = [{library!r}]
 CUDADRV_LIBNAME = ["cuda"]
 CUDART_LIB_DIR = CURAND_LIB_DIR = CUDART_LIBNAME = CURAND_LIBNAME = []
@@ -36,15 +37,13 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments], check=True)
 
 
-def cuda_header(folder: Path) -> Path:
-    """The folder with cuda.h: of a toolkit that is installed, else of NVIDIA's wheel."""
-    installed = next((p.parent for p in Path("/usr/local").glob("cuda*/include/cuda.h")), None)
-    if installed is not None:
-        return installed
-    pip("download", "--no-deps", "-d", str(folder), HEADERS)
-    with zipfile.ZipFile(next(folder.glob("nvidia_cuda_runtime*.whl"))) as wheel:
-        wheel.extractall(folder / "headers")
-    return next((folder / "headers").rglob("cuda.h")).parent
+def cuda_headers(folder: Path) -> list[str]:
+    """The folders with NVIDIA's headers."""
+    pip("download", "--no-deps", "-d", str(folder), *HEADERS)
+    for name in folder.glob("nvidia_cuda_*.whl"):
+        with zipfile.ZipFile(name) as wheel:
+            wheel.extractall(folder / "headers")
+    return [str(found) for found in (folder / "headers").glob("nvidia/*/include")]
 
 
 def build(folder: Path) -> Path:
@@ -54,7 +53,7 @@ def build(folder: Path) -> Path:
     with tarfile.open(next(source.glob("pycuda-*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
     unpacked = next(p for p in source.glob("pycuda-*") if p.is_dir())
-    places = {"root": str(source), "include": str(cuda_header(source)), "library": str(simulated.build().parent)}
+    places = {"root": str(source), "include": cuda_headers(source), "library": str(simulated.build().parent)}
     (unpacked / "siteconf.py").write_text(SITECONF.format(**places))
     print("compiling pycuda: minutes, once", file=sys.stderr)
     pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(folder / "wheels"), str(unpacked))
