@@ -22,6 +22,7 @@ from taktd.drivers.fault import DeviceFault, FaultKind
 __all__ = ["CudaBlock", "CudaDevice", "CudaGraph", "CudaHostBlock", "CudaStream", "load_driver", "translated"]
 
 FLAG_BYTES: Final = 64  # a cache line for itself
+UPLOAD_NS: Final = 30_000_000_000  # a graph's first way to the device may load code, whatever a run may take later
 
 
 @contextmanager
@@ -121,6 +122,7 @@ class CudaStream:
     def capture(self, work: Callable[[], None], *, timeout_ns: int, by_flag: bool = True) -> CudaGraph:
         """What ``work`` puts on this stream, as a graph. Completion by flag where asked and supported, else by event.
 
+        ``timeout_ns``: a launch that takes longer hangs.
         Raises ``DeviceFault`` (NOT_SUPPORTED if something in ``work`` can't be captured); the stream stays usable.
         """
         if by_flag and self._device.mem_ops:
@@ -150,7 +152,7 @@ class CudaStream:
             finally:
                 _cuda.destroy_graph(graph)
             _cuda.upload(exec_, self.handle)
-            _cuda.synchronize(self.handle, timeout_ns)
+            _cuda.synchronize(self.handle, max(timeout_ns, UPLOAD_NS))
             event = 0 if flag else _cuda.create_event(False)
         return CudaGraph(self, exec_, event, flag, timeout_ns)
 

@@ -29,6 +29,7 @@ from taktd.engines.tensors import TensorSpec, size_bytes
 __all__ = ["PROVIDER", "OnnxCudaEngine", "WarmOnnxCudaEngine"]
 
 PROVIDER: Final = "CUDAExecutionProvider"
+WARM_TIMEOUT_NS: Final = 60_000_000_000  # the first runs load code and libraries
 WARM_RUNS: Final = 5  # the provider chooses its convolution algorithms in the first
 Named = Sequence[tuple[TensorSpec, int, tuple[int, ...]]]  # (tensor, device address, dimensions)
 
@@ -54,7 +55,9 @@ class OnnxCudaEngine:
     def warm(self) -> WarmOnnxCudaEngine:
         """Raises ``DeviceFailure``, ``EngineFailure``."""
         try:
-            engine = WarmOnnxCudaEngine(self.spec, self._device, self._session, self._stream, self._timeout_ns)
+            engine = WarmOnnxCudaEngine(
+                self.spec, self._device, self._session, self._stream, max(self._timeout_ns, WARM_TIMEOUT_NS)
+            )
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
         for size in range(1, self.spec.max_batch + 1):
@@ -62,6 +65,7 @@ class OnnxCudaEngine:
             for _ in range(WARM_RUNS):
                 batch.run_bound()
             batch.close()
+        engine.timeout_ns = self._timeout_ns
         return engine
 
 

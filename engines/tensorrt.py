@@ -31,6 +31,7 @@ from taktd.engines.tensors import TensorSpec, size_bytes
 __all__ = ["RUN_TIMEOUT_NS", "TensorRtEngine", "WarmTensorRtEngine"]
 
 RUN_TIMEOUT_NS: Final = 2_000_000_000  # a run that takes longer hangs; callers who know its cost give less
+WARM_TIMEOUT_NS: Final = 60_000_000_000  # the first runs load code, and TensorRT-RTX compiles it
 WARM_RUNS: Final = 3
 Work = Callable[[], None]
 
@@ -204,7 +205,7 @@ class WarmTensorRtEngine:
             for size in range(1, self.spec.max_batch + 1):
                 for _ in range(WARM_RUNS):
                     self.enqueue(self._batch_context(size))
-                self.stream.synchronize(self._timeout_ns)
+                self.stream.synchronize(max(self._timeout_ns, WARM_TIMEOUT_NS))
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 
@@ -276,7 +277,7 @@ class WarmTensorRtEngine:
             {s.name: t.dims for s, t in pairs[:count]}, {n: b.address for n, b in self._buffers.items()}
         )
         self.enqueue(context)
-        self.stream.synchronize(self._timeout_ns)
+        self.stream.synchronize(max(self._timeout_ns, WARM_TIMEOUT_NS))
         self._point(context, addresses)
 
         def work() -> None:

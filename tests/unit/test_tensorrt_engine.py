@@ -220,6 +220,19 @@ def test_a_hanging_device_ends_the_run_in_time(
     assert caught.value.fault.kind is FaultKind.LAUNCH_TIMEOUT
 
 
+def test_what_a_run_may_take_is_not_asked_of_the_first_ones(
+    library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They load code, and TensorRT-RTX compiles it: seconds on a card whose runs may take milliseconds."""
+    trouble = tmp_path / "trouble"
+    monkeypatch.setenv("FAKE_TENSORRT_TROUBLE", str(trouble))
+    trouble.write_text("slow 0.05")
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    engine = TensorRtEngine(spec, device, library, built(library, spec), timeout_ns=1).warm()
+    trouble.unlink()
+    engine.close()
+
+
 def test_too_little_memory_at_load_is_told_and_leaves_nothing(
     fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
 ) -> None:
