@@ -23,11 +23,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import psutil
-
 from taktd.daemon.execution.link import ExecutorLink, LinkClosed
 from taktd.daemon.front_doors.lane_backend import LaneBackend
 from taktd.daemon.front_doors.listeners import DoorRefused, Doors
+from taktd.daemon.front_doors.memory_guard import LOOK_S, MemoryGuard, resident_bytes
 from taktd.daemon.front_doors.version_change import activate
 from taktd.daemon.health.loop_tap import LoopTap
 from taktd.daemon.limits import Charges
@@ -206,6 +205,7 @@ class Gateway:
         finally:
             self._opened.set()
         self._say({"op": "ready", "doors": doors})
+        self._guard(MemoryGuard(self._backend.charges.limits, resident_bytes()))
         changed = self._backend.changed
         while True:
             changed.clear()
@@ -213,13 +213,18 @@ class Gateway:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), COUNTERS_S)
 
+    def _guard(self, guard: MemoryGuard) -> None:
+        if complaint := guard.complaint():
+            self._say({"op": "failed", "error": complaint})
+            os._exit(EXIT_FAILED)
+        self._loop.call_later(LOOK_S, self._guard, guard)
+
     def _counters(self) -> Message:
         assert self._backend is not None
         assert self._doors is not None
-        rss_bytes = psutil.Process().memory_info().rss
         left_out = sum(tap.left_out for tap in self._taps.values())
         counters = {**self._backend.counters(), **self._doors.counters()}
-        return {**counters, "completions_left_out": left_out, "rss_bytes": rss_bytes}
+        return {**counters, "completions_left_out": left_out, "rss_bytes": resident_bytes()}
 
     # ---- lanes ----
 

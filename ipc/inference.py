@@ -167,6 +167,7 @@ class ModelCounts:
     fail: Duration
     queue: Duration
     run: Duration
+    answered_ms: int = 0  # when a front door gave its last answer, ms since 1970; 0: never
 
 
 @dataclass(frozen=True, slots=True)

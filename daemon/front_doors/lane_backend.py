@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -71,6 +72,7 @@ class LaneBackend:
         self._ready = False
         self.refused: dict[str, int] = {}  # by status and code
         self.answered = 0
+        self._answered_ms: dict[str, int] = {}  # when a model gave its last answer here: the protocol wants wall time
         self._complained: set[tuple[str, str]] = set()
 
     # ---- what the supervisor says ----
@@ -94,6 +96,7 @@ class LaneBackend:
             os.close(self._blocks.pop(name)[0])
             del self._allowed[name]
             self._unloaded.discard(name)
+            self._answered_ms.pop(name, None)
         if (pool := self._pools.pop(name, None)) is not None:
             pool.close(f"model {name} is not served any more")
 
@@ -155,6 +158,7 @@ class LaneBackend:
         return ModelCounts(
             name, self._models[name].version, raw["ok"], Duration(raw["ok"], total["sum_ns"]), Duration(failed, 0),
             Duration(queue["count"], queue["sum_ns"]), Duration(run["count"], run["sum_ns"]),
+            self._answered_ms.get(name, 0),
         )  # fmt: skip
 
     async def infer(self, request: Request, principal: Principal, encode: Callable[[Answer], T]) -> T:
@@ -223,6 +227,7 @@ class LaneBackend:
                 self._count(result)
             else:
                 self.answered += 1
+                self._answered_ms[model.name] = time.time_ns() // 1_000_000
             done(result)
 
         pool = self._pools.get(model.name)

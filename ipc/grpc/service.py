@@ -214,7 +214,7 @@ class InferenceService:
         for counts in self._backend.counts(request.name):
             stats = message.model_stats.add(
                 name=counts.name, version=counts.version, inference_count=counts.inferences,
-                execution_count=counts.run.count,
+                execution_count=counts.run.count, last_inference=counts.answered_ms,
             )  # fmt: skip
             inference = stats.inference_stats
             pairs = (

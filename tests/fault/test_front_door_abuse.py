@@ -1,18 +1,24 @@
-"""FAULTS 15 and 17: overload, huge and slow messages, garbage, floods of streams. Asserted is order and accounting."""
+"""FAULTS 13, 15 and 17 at the front doors: overload, floods, huge, slow and endless messages, garbage, clients that go.
+
+Asserted is order and accounting.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+import msgpack
 import numpy as np
 import psutil
 import pytest
+import zmq
 
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import inference_pb2_grpc
@@ -203,3 +209,168 @@ def test_clients_that_vanish_leave_nothing(served: Running) -> None:
     eventually(lambda: nothing_is_held(served), within_s=30)
     eventually(lambda: process.num_fds() <= descriptors + 4, within_s=30)
     works(served)
+
+
+# ---- ZeroMQ ----
+
+
+def zmtp(served: Running) -> socket.socket:
+    """A peer that has said who it is, byte by byte as ZMTP 3.0 has it: a DEALER."""
+    raw = socket.socket(socket.AF_UNIX)
+    raw.settimeout(30)
+    raw.connect(f"{served.runtime}/zmq.sock")
+    raw.sendall(b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32))
+    ready = b"\5READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    raw.sendall(b"\4" + bytes([len(ready)]) + ready)
+    return raw
+
+
+def test_a_message_without_an_end_costs_its_sender_the_connection_and_nobody_a_loop(served: Running) -> None:
+    """libzmq bounds a frame, and not how many there are in a message."""
+    works(served)
+    before = gateway(served)
+    frame = b"\3" + MIB.to_bytes(8, "big") + bytes(MIB)  # more to come, long
+    with served.connect() as node, node.attach("walk") as lane:
+        raw = zmtp(served)
+
+        def send_without_end() -> None:
+            for _ in range(4096):
+                raw.sendall(frame)
+
+        with raw, pytest.raises(OSError, match=r"(?i)pipe|reset"):
+            send_without_end()
+        assert lane.infer(timeout_us=5_000_000).status in ("ok", "expired")
+    eventually(lambda: gateway(served)["pid"] not in (None, before["pid"]), within_s=30)
+    eventually(lambda: gateway(served)["ready"], within_s=30)
+    served.remember_family()
+    assert gateway(served)["restarts"] == before["restarts"] + 1
+    assert "its limits come to" in served.log
+    works(served)
+
+
+def test_questions_without_end_from_clients_that_read_nothing_leave_the_others_served(served: Running) -> None:
+    before = rss_bytes(served)
+    context = zmq.Context()
+    asks = msgpack.packb({"v": 1, "id": 1, "op": "ready"})
+    clients = []
+    for _ in range(8):
+        client = context.socket(zmq.DEALER)
+        client.set(zmq.RCVHWM, 1)
+        client.connect(f"ipc://{served.runtime}/zmq.sock")
+        clients.append(client)
+    sent = 0
+    for number in range(20_000):
+        try:
+            clients[number % len(clients)].send(asks, zmq.NOBLOCK)
+            sent += 1
+        except zmq.Again:
+            pass
+        if number % 5_000 == 0:
+            works(served)
+    assert sent > 2_000
+    works(served)
+    context.destroy(0)
+    eventually(lambda: gateway(served)["zmq_connections"] == 0)
+    assert rss_bytes(served) - before < 64 * MIB
+
+
+def test_connections_that_come_and_go_leave_nothing(served: Running) -> None:
+    works(served)
+    process = psutil.Process(gateway(served)["pid"])
+    descriptors = process.num_fds()
+    for number in range(300):
+        raw = zmtp(served)
+        if number % 3:
+            raw.sendall(b"\0\1x")  # half a thought
+        raw.close()
+    eventually(lambda: process.num_fds() <= descriptors + 4, within_s=30)
+    eventually(lambda: gateway(served)["zmq_connections"] == 0)
+    works(served)
+
+
+def test_twice_what_the_device_can_do_is_answered_or_refused_with_a_reason_and_the_loop_beside_it_is_served(
+    served: Running,
+) -> None:
+    """FAULTS 15 with deadlines: nobody waits for a refusal until the queue before him is empty."""
+    outcomes: Counter[str] = Counter()
+    before = next(m for m in served.ask("models")["models"] if m["name"] == "slow")["statistics"]
+    wanted = request("slow")
+    wanted.parameters["takt_deadline_us"].int64_param = 60_000
+    with grpc.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request("slow"))
+
+        def client() -> None:
+            for _ in range(40):
+                call = stub.ModelInfer.future(wanted, timeout=60)
+                outcomes[call.code().name] += 1
+                if call.code() is not grpc.StatusCode.OK:
+                    assert call.details()
+                    assert dict(call.trailing_metadata())["takt_status"] in ("expired", "refused")
+
+        threads = [threading.Thread(target=client) for _ in range(16)]
+        with served.connect() as node, node.attach("walk") as lane:
+            for thread in threads:
+                thread.start()
+            for _ in lane.ticks():
+                assert lane.infer(timeout_us=5_000_000).status in ("ok", "expired")
+                if not any(thread.is_alive() for thread in threads):
+                    break
+        for thread in threads:
+            thread.join()
+    assert sum(outcomes.values()) == 640
+    assert outcomes["OK"] + outcomes["DEADLINE_EXCEEDED"] + outcomes["RESOURCE_EXHAUSTED"] == 640, outcomes
+    assert outcomes["OK"] > 0
+    eventually(lambda: nothing_is_held(served))
+    after = next(m for m in served.ask("models")["models"] if m["name"] == "slow")["statistics"]
+    assert after["ok"] - before["ok"] == outcomes["OK"] + 1
+
+
+# ---- for hours ----
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_a_million_requests(served: Running) -> None:
+    """TAKTD_REQUESTS: how many over ZeroMQ; a fifth of it over gRPC."""
+    wanted = int(os.environ.get("TAKTD_REQUESTS", "1000000"))
+    grew = {"zmq": growth(served, zmq_requests, wanted), "grpc": growth(served, grpc_requests, wanted // 5)}
+    print(f"{wanted} requests over ZeroMQ, {wanted // 5} over gRPC; growth after the first tenth, bytes: {grew}")
+    assert max(grew.values()) < 4 * MIB
+    assert nothing_is_held(served)
+
+
+def growth(served: Running, ask: Callable[[Running, int], None], wanted: int) -> int:
+    """Bytes from the first tenth of the requests to the end."""
+    ask(served, wanted // 10)
+    before = rss_bytes(served)
+    ask(served, wanted - wanted // 10)
+    return rss_bytes(served) - before
+
+
+def zmq_requests(served: Running, number: int, at_a_time: int = 16) -> None:
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.connect(f"ipc://{served.runtime}/zmq.sock")
+    tensor = bytes(16)
+    about = [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]
+    sent = got = 0
+    while got < number:
+        while sent < number and sent - got < at_a_time:
+            client.send_multipart([msgpack.packb({"v": 1, "id": sent, "model": "id", "inputs": about}), tensor])
+            sent += 1
+        head, *_ = client.recv_multipart()
+        assert msgpack.unpackb(head)["status"] == "ok"
+        got += 1
+    context.destroy(0)
+
+
+def grpc_requests(served: Running, number: int, at_a_time: int = 8) -> None:
+    with grpc.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        wanted = request()
+        pending = [stub.ModelInfer.future(wanted) for _ in range(at_a_time)]
+        for count in range(number):
+            pending[count % at_a_time].result(60)
+            pending[count % at_a_time] = stub.ModelInfer.future(wanted)
+        for call in pending:
+            call.result(60)

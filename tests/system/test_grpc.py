@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import shutil
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -218,11 +220,15 @@ def test_stream_answers_in_order_and_goes_on_after_a_refusal(client: triton.Infe
 
 
 def test_statistics_are_filled(client: triton.InferenceServerClient) -> None:
+    client.infer("id", [tensor("x", np.ones((1, 4), np.float32))])
     before = client.get_inference_statistics("id").model_stats[0]
+    assert abs(before.last_inference / 1000 - time.time()) < 60
     for _ in range(5):
         client.infer("id", [tensor("x", np.ones((1, 4), np.float32))])
     after = client.get_inference_statistics("id").model_stats[0]
     assert after.inference_stats.success.count == before.inference_stats.success.count + 5
+    assert after.last_inference >= before.last_inference
+    assert after.inference_stats.queue.count == after.inference_stats.compute_infer.count
     assert after.inference_stats.compute_infer.ns > before.inference_stats.compute_infer.ns
     assert len(client.get_inference_statistics().model_stats) == 7
 
@@ -258,6 +264,31 @@ def test_a_deadline_fires_while_another_job_runs(client: triton.InferenceServerC
     assert refused
     assert refused[0][0] < max(ends)
     assert {status for _, status in refused} == {"StatusCode.DEADLINE_EXCEEDED"}
+
+
+def test_whoever_has_priority_is_taken_before_those_who_wait(client: triton.InferenceServerClient) -> None:
+    slow = [tensor("x", np.ones((512, 512), np.float32))]
+    client.infer("slow", slow)
+    order: list[str] = []
+    done = threading.Event()
+
+    def ended(name: str) -> Callable[[Any, Any], None]:
+        def note(result: Any, error: Any) -> None:
+            assert error is None
+            order.append(name)
+            if len(order) == 52:
+                done.set()
+
+        return note
+
+    # 12 slots in the lanes, the others wait; whoever comes last and has priority overtakes them.
+    for _ in range(50):
+        client.async_infer("slow", slow, ended("patient"))
+    client.async_infer("slow", slow, ended("second"), priority=2)
+    client.async_infer("slow", slow, ended("first"), priority=1)
+    assert done.wait(60)
+    assert order.index("first") < 40
+    assert order.index("second") < 41
 
 
 def test_a_cancelled_call_frees_its_job(served: Running, channel: grpc.Channel) -> None:
@@ -403,3 +434,26 @@ def test_the_gateway_dies_and_no_loop_notices(served: Running) -> None:
     served.remember_family()
     with triton.InferenceServerClient(f"unix:{served.runtime}/grpc.sock") as client:
         assert client.infer("policy", [tensor("obs", observation())]).as_numpy("actions").shape == (1, 12)
+
+
+# ---- perf_analyzer ----
+
+
+def _perf_analyzer() -> str | None:
+    """Its binary, where it is installed and the C library is new enough for it (glibc 2.38)."""
+    found = shutil.which("perf_analyzer")
+    if found is None or subprocess.run([found, "--version"], capture_output=True, check=False).returncode != 0:
+        return None
+    return found
+
+
+@pytest.mark.skipif(_perf_analyzer() is None, reason="needs perf_analyzer (PyPI), whose binary needs glibc 2.38")
+def test_perf_analyzer_measures_it(served: Running) -> None:
+    program = _perf_analyzer()
+    assert program is not None
+    command = [program, "-m", "policy", "-u", f"unix:{served.runtime}/grpc.sock", "-i", "grpc", "-b", "1"]
+    done = subprocess.run(
+        [*command, "--measurement-mode", "count_windows", "--measurement-request-count", "50", "-s", "99"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "Throughput:" in done.stdout, done.stdout + done.stderr

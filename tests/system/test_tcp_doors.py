@@ -23,7 +23,8 @@ from tests.running import Running
 
 YAML = """\
 devices: {{cpu0: {{driver: cpu}}}}
-models: {{id: {{path: {folder}/id.onnx}}}}
+models: {{id: {{path: {folder}/id.onnx}}, big: {{path: {folder}/big.onnx}}}}
+limits: {{job_memory_per_uid: 2KiB}}
 admission: {{on_refusal: uncertified}}
 grpc:
   - listen: "127.0.0.1:{grpc}"
@@ -61,6 +62,7 @@ def certificates(folder: Path) -> None:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("tcp")
     models.identity(folder / "id.onnx", (1, 4))
+    models.identity(folder / "big.onnx", (1, 1024))
     certificates(folder)
     (folder / "clients").mkdir()
     auth.create_certificates(folder, "zmq")
@@ -90,6 +92,18 @@ def test_grpc_lets_in_whom_the_authority_signed(served: Running) -> None:
         with outsider as channel, pytest.raises(grpc.RpcError) as refused:
             inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=3)
         assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_jobs_are_charged_to_the_subject_of_the_certificate(served: Running) -> None:
+    root, key, chain = ((served.folder / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem"))
+    request = pb.ModelInferRequest(model_name="big", raw_input_contents=[bytes(4096)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1024])
+    with grpc.secure_channel(address(served, "grpc"), grpc.ssl_channel_credentials(root, key, chain)) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "for certificate robot-7: 0 bytes held, 4096 more wanted, 2048 allowed" in refused.value.details()
+        assert "limits.job_memory_per_uid" in refused.value.details()
 
 
 def test_zmq_lets_in_whose_key_is_there(served: Running, tmp_path: Path) -> None:

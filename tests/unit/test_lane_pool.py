@@ -1,0 +1,211 @@
+"""The gateway's lanes as its requests see them, over a lane that a test answers by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from taktd.daemon.front_doors.lane_pool import Job, LanePool, PooledLane
+from taktd.ipc.client import Lane
+from taktd.ipc.errors import NotFound
+from taktd.ipc.inference import Answer, Model, Request, Tensor, TensorSpec
+
+FIXED = Model(
+    "m", "1", "onnx", (TensorSpec("x", "FP32", (2,), (False,)),), (TensorSpec("y", "FP32", (2,), (False,)),), False
+)
+DYNAMIC = Model(
+    "m", "1", "onnx", (TensorSpec("x", "FP32", (8,), (True,)),), (TensorSpec("y", "UINT4", (8,), (True,)),), True
+)
+
+
+class ByHand:
+    """A lane of four slots. `finish()` ends the oldest job; its descriptor is one end of a socket pair."""
+
+    def __init__(self, outputs: dict[str, Any], shape: tuple[int, ...] = ()) -> None:
+        import socket
+
+        self.bell, self._rung = socket.socketpair()
+        self.slot_count = 4
+        self.inputs = {"x": np.zeros(2, np.float32)}
+        self.outputs = outputs
+        self.input_specs = {"x": ("FP32", (2,))}
+        self._shape = shape
+        self.out: deque[int] = deque()
+        self.ended: set[int] = set()
+        self.sequence = 0
+        self.cancelled: list[int] = []
+        self.asked = 0
+        self.announces = False
+
+    def fileno(self) -> int:
+        self.announces = True
+        return self._rung.fileno()
+
+    def unwatch(self) -> None:
+        self.announces = False
+
+    def submit(self, deadline_ns: int) -> int:
+        self.sequence += 1
+        self.out.append(self.sequence)
+        return self.sequence
+
+    def finish(self) -> None:
+        self.ended.add(next(s for s in self.out if s not in self.ended))
+        if self.announces:
+            self.bell.send(b"!")
+
+    def wait(self, sequence: int, timeout_us: float) -> Any:
+        self.asked += 1
+        if self.announces:
+            self._rung.setblocking(False)
+            try:
+                self._rung.recv(16)
+            except BlockingIOError:
+                pass
+        if not self.out:
+            raise NotFound("nothing is pending")
+        found = next((s for s in self.out if s in self.ended and sequence in (0, s)), None)
+        if found is None:
+            return SimpleNamespace(pending=True)
+        self.out.remove(found)
+        return SimpleNamespace(
+            pending=False, sequence=found, ok=True, status="ok", started_ns=2000, ended_ns=3000, submitted_ns=1000,
+            path="primary", cause="", late=False,
+        )  # fmt: skip
+
+    def cancel(self, sequence: int) -> None:
+        self.cancelled.append(sequence)
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        return self._shape
+
+    def close(self) -> None:
+        self.bell.close()
+        self._rung.close()
+
+
+class Nobody:
+    def lane_lost(self, model: str, error: str) -> None: ...
+
+    def attach_failed(self, model: str, error: str) -> None:
+        raise AssertionError(error)
+
+
+def attaching(lane: ByHand) -> Callable[[str], Awaitable[Lane]]:
+    async def attach(model: str) -> Lane:
+        return cast("Lane", lane)
+
+    return attach
+
+
+def job(pool: LanePool, done: list[Any], priority: int = 0) -> Job:
+    tensor = Tensor("x", "FP32", (2,), np.ones(2, np.float32).tobytes())
+    request = Request("m", "", "", [tensor], (), 0, priority=priority)
+    return Job(request, [tensor], None, lambda answer: answer, done.append, pool)
+
+
+def run(model: Model, lane: ByHand, scene: Callable[[LanePool], Awaitable[None]], spins: bool = False) -> None:
+    async def main() -> None:
+        pool = LanePool(model, attaching(lane), 1, Nobody(), spins)
+        await scene(pool)
+        pool.close()
+
+    asyncio.run(main())
+
+
+async def turns(number: int = 5) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def test_outputs_of_four_bits_have_the_shape_that_they_have_and_not_the_largest() -> None:
+    lane = ByHand({"y": np.array([0x21, 0x03], np.uint8)}, (3,))
+    pooled = PooledLane(cast("Lane", lane), DYNAMIC, lambda *_: None)
+    reply: Any = SimpleNamespace(started_ns=1, ended_ns=2, path="", cause="", late=False)
+    request = cast("Any", SimpleNamespace(request=SimpleNamespace(arrival_ns=0), wanted=None))
+    [output] = pooled.answer(request, reply).outputs
+    assert (output.dtype, output.shape, bytes(output.data)) == ("UINT4", (3,), b"\x21\x03")
+    lane.close()
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_a_job_that_is_alone_is_waited_for_in_place_and_the_descriptor_is_left_alone(spins: bool) -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+    original = lane.submit
+    lane.submit = lambda deadline_ns: (original(deadline_ns), lane.finish())[0]  # type: ignore[method-assign, func-returns-value]
+
+    async def scene(pool: LanePool) -> None:
+        done: list[Any] = []
+        pool.start(job(pool, done), alone=True)  # attaches
+        await turns()
+        for _ in range(3):
+            pool.start(job(pool, done), alone=True)
+            assert isinstance(done[-1], Answer)
+        assert len(done) == 4
+        assert not lane.announces
+
+    run(FIXED, lane, scene, spins)
+
+
+def test_a_job_that_takes_longer_is_left_to_the_event_loop_and_so_are_those_beside_it() -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+
+    async def scene(pool: LanePool) -> None:
+        done: list[Any] = []
+        pool.start(job(pool, done), alone=True)
+        await turns()
+        assert lane.announces
+        pool.start(job(pool, done), alone=False)
+        for number in (1, 2):
+            lane.finish()
+            await turns()
+            assert len(done) == number
+
+    run(FIXED, lane, scene)
+
+
+def test_a_ring_for_a_reply_that_was_taken_already_is_heard_once() -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+
+    async def scene(pool: LanePool) -> None:
+        done: list[Any] = []
+        pool.start(job(pool, done), alone=False)
+        await turns()
+        lane.finish()
+        pool.lanes[0].readable()
+        lane.bell.send(b"!")
+        await turns()
+        asked = lane.asked
+        await turns(20)
+        assert lane.asked == asked, "the descriptor is quiet again"
+        assert len(done) == 1
+
+    run(FIXED, lane, scene)
+
+
+def test_whoever_has_priority_is_taken_first_and_whoever_gave_up_is_not_taken() -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+
+    async def scene(pool: LanePool) -> None:
+        order: list[str] = []
+        jobs: dict[str, Job] = {}
+        for name, priority in (("a", 0), ("b", 0), ("c", 0), ("d", 0), ("e", 7), ("f", 2), ("g", 0)):
+            jobs[name] = job(pool, [], priority)
+            jobs[name]._done = lambda result, name=name: order.append(name)  # type: ignore[misc]
+            pool.start(jobs[name], alone=False)
+            await turns()
+        jobs["d"].cancel()
+        jobs["a"].cancel()
+        assert lane.cancelled == [1]
+        while lane.out:
+            lane.finish()
+            await turns()
+        assert order == ["d", "a", "b", "c", "f", "e", "g"]
+
+    run(FIXED, lane, scene)
