@@ -30,6 +30,7 @@ __all__ = ["PROVIDER", "OnnxCudaEngine", "WarmOnnxCudaEngine"]
 
 PROVIDER: Final = "CUDAExecutionProvider"
 WARM_TIMEOUT_NS: Final = 60_000_000_000  # the first runs load code and libraries
+BEST_EFFORT_TIMEOUT_NS: Final = 2_000_000_000  # of what no loop waits for: batches, shapes of their own
 WARM_RUNS: Final = 5  # the provider chooses its convolution algorithms in the first
 Named = Sequence[tuple[TensorSpec, int, tuple[int, ...]]]  # (tensor, device address, dimensions)
 
@@ -200,7 +201,7 @@ class WarmOnnxCudaEngine:
                 )
             self.copy(tensor.address, value.data_ptr(), size)
             actual.append(found)
-        self.stream.finish(self.timeout_ns)
+        self.stream.finish(max(self.timeout_ns, BEST_EFFORT_TIMEOUT_NS))
         return tuple(actual)
 
     def batch(self, size: int) -> _BatchRun:
@@ -293,7 +294,7 @@ class _BatchRun:
             for member, addresses in enumerate(outputs):
                 for (buffer, size), address in zip(self._outputs, addresses, strict=True):
                     engine.copy(address, buffer + member * size, size)
-            engine.stream.finish(engine.timeout_ns)
+            engine.stream.finish(max(engine.timeout_ns, BEST_EFFORT_TIMEOUT_NS))
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 

@@ -335,7 +335,7 @@ class WarmTensorRtEngine:
         self.enqueue(context)
         for spec, tensor, found in zip(self.spec.outputs, outputs, actual, strict=True):
             self._copy(tensor.address, self._buffers[spec.name].address, size_bytes(spec.dtype, found))
-        self.stream.finish(self._timeout_ns)
+        self.stream.finish(max(self._timeout_ns, RUN_TIMEOUT_NS))
         return tuple(actual)
 
     def _copy(self, target: int, source: int, size: int) -> None:
@@ -347,7 +347,9 @@ class WarmTensorRtEngine:
         if not 1 <= size <= self.spec.max_batch:
             raise ValueError(f"batch of {size} on model {self.spec.model!r}: allowed 1 to {self.spec.max_batch}")
         try:
-            return _BatchRun(self, size, self._batch_context(size), self._buffers, self._device, self._timeout_ns)
+            # A batch takes longer than the one job that the time-out is for.
+            timeout_ns = self._timeout_ns if size == 1 else max(self._timeout_ns, RUN_TIMEOUT_NS)
+            return _BatchRun(self, size, self._batch_context(size), self._buffers, self._device, timeout_ns)
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 

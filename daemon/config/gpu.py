@@ -65,7 +65,7 @@ class Gpu(Section):
         default=None,
         alias="run_limit",
         description="A run that takes longer hangs, and its process is given up. Default: ten times the shortest budget"
-        " or deadline of the model's loops, from 50ms to 2s; without a loop 2s.",
+        " or deadline of the model's loops, from 50ms to 2s; without a loop, and for batches, 2s.",
     )
 
     @model_validator(mode="after")
