@@ -2,8 +2,10 @@
 
     bench/front_doors.py [--seconds 10] [--json]
 
-Every figure is beside what bounds it: ONNX Runtime called directly, a bare grpcio (aio and sync) and pyzmq echo server
-in a process of its own. Only ratios within one run mean anything on a shared machine.
+Every figure is beside what bounds it: ONNX Runtime called directly, a lane that sleeps for its answer, a bare grpcio (aio
+and sync) and pyzmq echo server in a process of its own. *Minus inference* is minus the time on the device that the
+replies of the same calls tell: after a pause a model runs slower than in a row, for everybody. The busy echo computes as
+long as the model before it answers. Only ratios within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import grpc
+import msgpack
 import numpy as np
 import onnxruntime as ort
 import zmq
@@ -47,8 +50,8 @@ Call = Callable[[], Any]
 # ---- bare echoes, each in a process of its own ----
 
 
-def grpc_echo(address: str, size: int, kind: str) -> None:
-    """Answers `size` bytes to whatever comes."""
+def grpc_echo(address: str, size: int, kind: str, busy_us: float = 0) -> None:
+    """Answers `size` bytes to whatever comes, after `busy_us` of computing (aio only)."""
     answer = bytes(size)
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     if kind == "sync":
@@ -66,6 +69,9 @@ def grpc_echo(address: str, size: int, kind: str) -> None:
 
     async def main() -> None:
         async def call(data: bytes, context: Any) -> bytes:
+            until_ns = time.perf_counter_ns() + int(busy_us * 1000)
+            while busy_us and time.perf_counter_ns() < until_ns:
+                pass
             return answer
 
         server = grpc.aio.server(options=options)
@@ -116,8 +122,9 @@ def model_request(model: str, name: str, array: Any) -> bytes:
 
 
 def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, dict[str, float]]:
-    """Each call in turn, 20 at a time, until the time is over; µs."""
+    """Each call in turn, 20 at a time, until the time is over; µs. `run`: on the device, where the reply tells."""
     took: dict[str, list[int]] = {name: [] for name in calls}
+    ran: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(30):
             call()
@@ -126,12 +133,27 @@ def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, dict[str, f
         for name, call in calls.items():
             for _ in range(20):
                 began = time.perf_counter_ns()
-                call()
+                reply = call()
                 took[name].append(time.perf_counter_ns() - began)
+            ran[name].append(run_us(name, reply))
     return {
-        name: {"p50": float(np.percentile(t, 50)) / 1e3, "p99": float(np.percentile(t, 99)) / 1e3, "calls": len(t)}
+        name: {
+            "p50": float(np.percentile(t, 50)) / 1e3, "p99": float(np.percentile(t, 99)) / 1e3, "calls": len(t),
+            "run": float(np.median(ran[name])),
+        }
         for name, t in took.items()
-    }
+    }  # fmt: skip
+
+
+def run_us(name: str, reply: Any) -> float:
+    """The time on the device that a reply of ours tells; 0 for all others."""
+    if "echo" in name or name == "onnxruntime":
+        return 0.0
+    if name.startswith("grpc"):
+        return float(pb.ModelInferResponse.FromString(reply).parameters["takt_run_us"].int64_param)
+    if name.startswith("zmq"):
+        return float(msgpack.unpackb(reply[0].buffer)["parameters"]["takt_run_us"])
+    return float(reply.run_us)
 
 
 def throughput(make: Callable[[], Call], seconds: float, clients: int = 16) -> float:
@@ -223,24 +245,27 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
         image = np.zeros((1, 3, 224, 224), np.float32)
         session = ort.InferenceSession(str(policy), _one_thread(), providers=["CPUExecutionProvider"])
         small, large = model_request("policy", name, obs), model_request("id", "x", image)
-        reply_bytes = len(grpc_call(f"unix:{running.runtime}/grpc.sock", METHOD, small)())
+        warm = grpc_call(f"unix:{running.runtime}/grpc.sock", METHOD, small)
+        reply_bytes = len(warm())
+        busy_us = float(np.median([run_us("grpc", warm()) for _ in range(200)]))
         large_bytes = len(grpc_call(f"unix:{running.runtime}/grpc.sock", METHOD, large)())
         for target, *args in (
             (grpc_echo, f"unix:{folder}/aio", reply_bytes, "aio"),
             (grpc_echo, f"unix:{folder}/sync", reply_bytes, "sync"),
+            (grpc_echo, f"unix:{folder}/busy", reply_bytes, "aio", busy_us),
             (grpc_echo, f"unix:{folder}/big", large_bytes, "aio"), (zmq_echo, f"ipc://{folder}/zecho", 48),
             (zmq_echo, f"ipc://{folder}/zbig", image.nbytes),
         ):  # fmt: skip
             child = spawn.Process(target=target, args=args, daemon=True)
             child.start()
             children.append(child)
-        wait_for([folder / n for n in ("aio", "sync", "big", "zecho", "zbig")])
+        wait_for([folder / n for n in ("aio", "sync", "busy", "big", "zecho", "zbig")])
         frames = {
             "small": _request(1, "policy", {name: obs}, {}, (), {}),
             "large": _request(1, "id", {"x": image}, {}, (), {})
         }  # fmt: skip
         grpc_at, zmq_at = f"unix:{running.runtime}/grpc.sock", f"ipc://{running.runtime}/zmq.sock"
-        echo = {name: f"unix:{folder}/{name}" for name in ("aio", "sync", "big")}
+        echo = {name: f"unix:{folder}/{name}" for name in ("aio", "sync", "busy", "big")}
         calls: dict[str, Call] = {
             "onnxruntime": lambda: session.run(None, {name: obs}),
             "grpc": grpc_call(grpc_at, METHOD, small),
@@ -253,12 +278,14 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
             "zmq_602k": zmq_call(zmq_at, frames["large"]),
             "zmq_echo_602k": zmq_call(f"ipc://{folder}/zbig", frames["large"]),
         }
-        latency = interleaved(calls, seconds)
-        rates = {"grpc": 0.0, "grpc_echo_aio": 0.0, "grpc_echo_sync": 0.0}
+        with running.connect() as node, node.attach("policy", wait="block", kind="model") as lane:
+            calls["lane"] = lambda: (lane.inputs, lane.infer())[1]
+            latency = interleaved(calls, seconds)
+        rates = {"grpc": 0.0, "grpc_echo_aio": 0.0, "grpc_echo_sync": 0.0, "grpc_echo_busy": 0.0}
         for _ in range(2):
             for key, address, method in (
                 ("grpc", grpc_at, METHOD), ("grpc_echo_aio", f"unix:{folder}/aio", ECHO),
-                ("grpc_echo_sync", f"unix:{folder}/sync", ECHO),
+                ("grpc_echo_sync", f"unix:{folder}/sync", ECHO), ("grpc_echo_busy", f"unix:{folder}/busy", ECHO),
             ):  # fmt: skip
                 rates[key] += throughput(lambda a=address, m=method: grpc_call(a, m, small), seconds / 6) / 2  # type: ignore[misc]
         flood = flooded(running, spawn, grpc_at, small, seconds)
@@ -290,20 +317,18 @@ def flooded(running: Running, spawn: Any, address: str, data: bytes, seconds: fl
 
 
 def ratios(latency: dict[str, dict[str, float]], rates: dict[str, float]) -> dict[str, float]:
-    run = latency["onnxruntime"]["p50"]
-
-    def over(ours: str, echo: str, less: float) -> float:
-        return round((latency[ours]["p50"] - less) / latency[echo]["p50"], 2)
+    def over(ours: str, echo: str) -> float:
+        return round((latency[ours]["p50"] - latency[ours]["run"]) / latency[echo]["p50"], 2)
 
     return {
-        "grpc minus inference / aio echo": over("grpc", "grpc_echo_aio", run),
-        "grpc minus inference / sync echo": over("grpc", "grpc_echo_sync", run),
-        "zmq minus inference / echo": over("zmq", "zmq_echo", run),
-        "grpc 602k / aio echo": over("grpc_602k", "grpc_echo_602k", 0),
-        "zmq 602k / echo": over("zmq_602k", "zmq_echo_602k", 0),
-        "throughput of 16 / aio echo": round(rates["grpc"] / rates["grpc_echo_aio"], 2),
-        "throughput of 16 / sync echo": round(rates["grpc"] / rates["grpc_echo_sync"], 2),
-    }
+        "grpc minus inference / aio echo": over("grpc", "grpc_echo_aio"),
+        "grpc minus inference / sync echo": over("grpc", "grpc_echo_sync"),
+        "zmq minus inference / echo": over("zmq", "zmq_echo"),
+        "grpc 602k minus inference / aio echo": over("grpc_602k", "grpc_echo_602k"),
+        "zmq 602k minus inference / echo": over("zmq_602k", "zmq_echo_602k"),
+        **{f"throughput of 16 / {kind} echo": round(rates["grpc"] / rates[f"grpc_echo_{kind}"], 2)
+           for kind in ("aio", "sync", "busy")},
+    }  # fmt: skip
 
 
 YAML = """\

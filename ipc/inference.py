@@ -218,6 +218,12 @@ class Backend(Protocol):
         Cancelling the task frees the job.
         """
 
+    def enter(self, principal: Principal) -> None:
+        """One more connection of theirs."""
+
+    def leave(self, principal: Principal) -> None:
+        """It has ended."""
+
     def start(
         self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
     ) -> Handle:

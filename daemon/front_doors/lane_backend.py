@@ -187,6 +187,17 @@ class LaneBackend:
             handle.cancel()
             raise
 
+    def enter(self, principal: Principal) -> None:
+        try:
+            self.charges.charge("connections", principal.charged)
+        except LimitExceeded as exceeded:
+            refusal = Refusal(Outcome.FULL, str(exceeded))
+            self._count(refusal)
+            raise refusal from None
+
+    def leave(self, principal: Principal) -> None:
+        self.charges.release("connections", principal.charged)
+
     def start(
         self, request: Request, principal: Principal, encode: Callable[[Answer], T], done: Callable[[T | Refusal], None]
     ) -> Job:

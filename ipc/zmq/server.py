@@ -64,6 +64,7 @@ class RequestServer:
         self._origins: dict[bytes, Origin] = {}  # by routing id, where libzmq made it up: it makes each up once
         self._open: dict[int, int] = {}  # descriptor → number of its connection
         self._numbers = count(1)
+        self._charged: dict[int, Principal] = {}  # by connection, from its first request for inference on
         self._jobs: dict[int, set[Handle]] = {}  # by connection
         self._telling = True
         self._behind = False  # there may be messages of clients that have gone
@@ -103,7 +104,10 @@ class RequestServer:
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._open[event["value"]] = next(self._numbers)
             elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._hung_up(self._jobs.pop(self._open.pop(event["value"], 0), set()))
+                number = self._open.pop(event["value"], 0)
+                self._hung_up(self._jobs.pop(number, set()))
+                if (principal := self._charged.pop(number, None)) is not None:
+                    self._backend.leave(principal)
 
     def _hung_up(self, jobs: set[Handle]) -> None:
         """Nobody is there to be told."""
@@ -162,6 +166,9 @@ class RequestServer:
 
     def _infer(self, request: Request, origin: Origin, envelope: list[bytes], request_id: Any) -> None:
         principal = self._principal_of(origin.address, origin.user)
+        if origin.connection not in self._charged:
+            self._backend.enter(principal)
+            self._charged[origin.connection] = principal
         size = sum([tensor.nbytes for tensor in request.inputs])
         if size > self._message_bytes_max:
             text = (
@@ -211,6 +218,8 @@ class RequestServer:
             self._again.cancel()
         for sock in (self.socket, self._monitor):
             self._loop.remove_reader(sock.get(zmq.FD))
+        for principal in self._charged.values():
+            self._backend.leave(principal)
         jobs, self._jobs = self._jobs, {}
         for of_one in jobs.values():
             self._hung_up(of_one)

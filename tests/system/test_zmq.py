@@ -32,7 +32,7 @@ loops:
   quiet: {{model: id, device: cpu1, period: 200ms, budget: 2ms}}
 admission: {{on_refusal: uncertified}}
 zmq: {{events_high_water: 10}}
-limits: {{message: 8MiB}}
+limits: {{message: 8MiB, connections_per_uid: 10}}
 """
 
 
@@ -285,6 +285,29 @@ def test_a_client_that_does_not_read_loses_replies_and_they_are_counted(served: 
     assert client.infer("id", x=np.zeros(4, np.float32)).path == "primary"
     context.destroy(0)
     eventually(lambda: served.ask("status")["gateway"]["jobs"] == 0)
+
+
+def test_connections_are_charged_to_the_uid_and_given_back(served: Running) -> None:
+    context = zmq.Context()
+    dealers = []
+    for number in range(12):
+        dealer = context.socket(zmq.DEALER)
+        dealer.set(zmq.RCVTIMEO, 20_000)
+        dealer.connect(f"ipc://{served.runtime}/zmq.sock")
+        reply, _ = ask(dealer, header(id=number), FOUR)
+        if number < 10:
+            assert reply["status"] == "ok"
+            dealers.append(dealer)
+        else:
+            assert (reply["id"], reply["status"], reply["code"]) == (number, "refused", "RESOURCE_EXHAUSTED")
+            assert f"too many connections for uid {os.geteuid()}: 10 held" in reply["message"]
+            assert "limits.connections_per_uid" in reply["message"]
+    dealers.pop().close(0)
+    eventually(lambda: ask(dealer, header(), FOUR)[0]["status"] == "ok")
+    context.destroy(0)
+    eventually(lambda: served.ask("status")["gateway"]["zmq_connections"] == 0)
+    with Client(f"ipc://{served.runtime}/zmq.sock") as client:
+        assert client.infer("id", x=np.zeros(4, np.float32)).path == "primary"
 
 
 # ---- events ----
