@@ -51,7 +51,7 @@ class Checks:
         print(f"        {sentence}", flush=True)
 
     def goal(self, sentence: str, seconds: float, most: float) -> None:
-        """A time that an idle machine keeps: printed, counted where it is missed, and no failure: this one may be busy."""
+        """A time that an idle machine keeps: printed, counted where missed, and no failure: this one may be busy."""
         missed = seconds > most
         self.missed += missed
         self.note(f"{sentence}: {seconds:.2f} s (goal {most:g} s{', MISSED' if missed else ''})")

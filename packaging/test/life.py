@@ -1,6 +1,6 @@
 """The life of the packages on one Debian release: installed, used, abused, upgraded, downgraded, removed, purged.
 
-Usage: life.py SUITE FOLDER_OF_PACKAGES [STEP...]   (bookworm build/deb/debian12). One line a check, then how many passed.
+Usage: life.py SUITE FOLDER_OF_PACKAGES [STEP...]   (bookworm build/deb/debian12). One line a check, then their count.
 The steps build on each other, in order, in one machine; a step that raises is a failure and the next one is tried.
 """
 
