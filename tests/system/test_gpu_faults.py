@@ -128,6 +128,11 @@ def out_of_memory(running: Running, gpu: Gpu) -> None:
     gpu.fake.inject("cuGraphLaunch", simulated.OUT_OF_MEMORY)
 
 
+def out_of_memory_at_load(running: Running, gpu: Gpu) -> None:
+    gpu.fake.control.memory_bytes = 8 << 10
+    kill(running, gpu)
+
+
 def ecc(running: Running, gpu: Gpu) -> None:
     gpu.fake.inject("execute", simulated.ECC, times=1)
 
@@ -178,8 +183,9 @@ def foreign_plan(running: Running, gpu: Gpu) -> None:
 
 
 FAULTS = {
-    kill: "", out_of_memory: "out of memory", ecc: "ECC", launch_timeout: "timed out", hang: "", lost_device: "",
-    not_a_number: "NaN", throttled: "took", xid: "XID 79", driver_upgraded: "", foreign_plan: "",
+    kill: "", out_of_memory: "out of memory", out_of_memory_at_load: "", ecc: "ECC", launch_timeout: "timed out",
+    hang: "", lost_device: "", not_a_number: "NaN", throttled: "took", xid: "XID 79", driver_upgraded: "",
+    foreign_plan: "",
 }  # fmt: skip
 
 
