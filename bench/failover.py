@@ -112,6 +112,7 @@ class Harm:
     stops_ns: list[int] = field(default_factory=list)
     swaps_ns: list[tuple[int, int]] = field(default_factory=list)  # asked, done
     unsettled: int = 0
+    others: int = 0  # deaths that were none of our doing
     refused: list[str] = field(default_factory=list)
 
 
@@ -145,7 +146,11 @@ def signal_at_random(
             break
         time.sleep(SETTLE_S + chance.random() * 0.1)
         begun = now()
-        os.kill(pid, number)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # it has died of itself, or was taken for hung: not of our doing
+            harm.others += 1
+            continue
         times.append(begun)
     return times
 
@@ -187,6 +192,7 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
     not_ok: list[int] = []
     statuses: Counter[str] = Counter()
     each: list[list[float]] = []  # ms from the signal: first submission, the good one's, its start, end and arrival
+    heard_ns: list[int] = []  # until the stand-in began a job of those that waited
     others = 0
     for at_ns in times_ns:
         ok = first(answers, at_ns, lambda a: a.status == "ok" and a.path == "stand-in")
@@ -195,6 +201,7 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
             continue
         between = [a for a in answers if at_ns < a.received_ns <= ok.received_ns]
         bad = [a for a in between if a.status != "ok"]
+        heard_ns.append(ok.started_ns - max(at_ns, between[0].submitted_ns))
         not_ok.append(len(bad))
         statuses.update(a.status for a in bad)
         next_ns.append(ok.received_ns - at_ns)
@@ -207,7 +214,8 @@ def after_deaths(answers: list[Answer], times_ns: list[int]) -> dict[str, Any]:
             back_ns.append(home.received_ns - at_ns)
     return {
         "count": len(times_ns), "without_stand_in": others, "to_next_completion": milliseconds(next_ns),
-        "since_submitted": milliseconds(waited_ns), "not_ok_max": max(not_ok, default=0), "not_ok": dict(statuses),
+        "since_submitted": milliseconds(waited_ns), "until_begun": milliseconds(heard_ns),
+        "not_ok_max": max(not_ok, default=0), "not_ok": dict(statuses),
         "not_ok_total": sum(not_ok),
         "each_ms": each, "new_primary_serves": milliseconds(back_ns),
     }  # fmt: skip
@@ -321,6 +329,7 @@ def measure(arguments: argparse.Namespace, cores: tuple[int, int]) -> dict[str, 
         "cpus": psutil.cpu_count(), "load": os.getloadavg()[0], "throttle": throttled(),
         "kills": after_deaths(answers, harm.kills_ns), "stops": after_deaths(answers, harm.stops_ns),
         "swaps": around_swaps(answers, harm.swaps_ns) | {"refused": harm.refused}, "unsettled": harm.unsettled,
+        "other_deaths": harm.others,
         "accounts": accounts(answers, loop["statistics"]), "switches": loop["switches"],
     }  # fmt: skip
 
@@ -344,6 +353,7 @@ def table(result: dict[str, Any]) -> str:
         lines += [
             row(f"{name} ({found['count']}×) to the next completion, by the stand-in", found["to_next_completion"]),
             row(f"{name}: a submitted job waits for it", found["since_submitted"]),
+            row(f"{name}: the stand-in begins it after", found["until_begun"]),
             row(f"{name}: until the new primary serves", found["new_primary_serves"]),
         ]
     lines += [

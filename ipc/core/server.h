@@ -111,6 +111,7 @@ enum {
 	TAKT_LEDGERS_MAX = 8,         /* that one executor can serve: its own and those it stands in for */
 	TAKT_MEMBERS_MAX = 16,        /* of one ledger, that an executor knows how to fence */
 	TAKT_TURN_STEP_NS = 1000000,  /* a successor looks this often at an owner that has something to do */
+	TAKT_TURN_LAST_NS = 50000,    /* but as soon as the verdict is due, and never sooner than that again */
 	TAKT_TURN_REST_NS = 10000000, /* and this often once it had nothing to do for TAKT_TURN_REST_AFTER_NS */
 	TAKT_TURN_REST_AFTER_NS = 1000000000,
 	TAKT_BUDGET_UNKNOWN_NS = 1000000000, /* of a run on a lane whose budget nobody has told */

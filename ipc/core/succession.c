@@ -192,15 +192,21 @@ static int has_moved(const struct owner_view *view, const struct owner_view *now
 	return now->run_started_ns == 0 && view->progress != now->progress;
 }
 
+/* How long the owner may be silent, inside a run or not. */
+static uint64_t limit_of(const struct takt_member *member, uint64_t run_started_ns)
+{
+	uint64_t budget_ns = run_started_ns != 0 ? takt_load_u64(&member->succession->run_budget_ns) : 0;
+
+	return takt_load_u64(&member->hang_after_ns) + budget_ns;
+}
+
 static void judge(struct takt_member *member, uint64_t run_started_ns)
 {
 	struct takt_succession *succession = member->succession;
 	struct owner_view *view = &member->view;
-	uint64_t limit_ns = takt_load_u64(&member->hang_after_ns);
+	uint64_t limit_ns = limit_of(member, run_started_ns);
 
-	if (run_started_ns != 0) {
-		limit_ns += takt_load_u64(&succession->run_budget_ns);
-	} else if (!view->pinged) {
+	if (run_started_ns == 0 && !view->pinged) {
 		if (view->silent_ns < limit_ns / 4)
 			return;
 		view->pinged = 1;
@@ -208,9 +214,9 @@ static void judge(struct takt_member *member, uint64_t run_started_ns)
 		__atomic_fetch_add(&succession->ping, 1, __ATOMIC_RELAXED);
 		ring_bell(succession);
 		return;
-	} else if (view->silent_ns - view->pinged_at < limit_ns / 2) {
-		return;
 	}
+	if (run_started_ns == 0 && view->silent_ns - view->pinged_at < limit_ns / 2)
+		return;
 	if (view->silent_ns >= limit_ns)
 		fence(member, view->owner);
 }
@@ -251,9 +257,13 @@ static void look_at_owner(struct takt_member *member, uint64_t step_ns)
 static uint64_t step_of(const struct takt_member *member)
 {
 	const struct owner_view *view = &member->view;
-	int resting = !view->busy && view->looked_ns - view->heard_ns > TAKT_TURN_REST_AFTER_NS;
+	uint64_t limit_ns = limit_of(member, view->run_started_ns), left_ns;
 
-	return resting ? TAKT_TURN_REST_NS : TAKT_TURN_STEP_NS;
+	if (!view->busy)
+		return view->looked_ns - view->heard_ns > TAKT_TURN_REST_AFTER_NS ? TAKT_TURN_REST_NS : TAKT_TURN_STEP_NS;
+	/* The last step ends with the verdict. */
+	left_ns = limit_ns > view->silent_ns ? limit_ns - view->silent_ns : TAKT_TURN_STEP_NS;
+	return left_ns > TAKT_TURN_STEP_NS ? TAKT_TURN_STEP_NS : left_ns < TAKT_TURN_LAST_NS ? TAKT_TURN_LAST_NS : left_ns;
 }
 
 /* ---- the member thread: its turn ---- */

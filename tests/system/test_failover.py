@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import onnx
@@ -74,12 +74,37 @@ def hurt(running: Running, walking: Walking, times: int, number: int, random_: r
     home_again(running, walking)
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(100, marks=[slow, pytest.mark.timeout(1800)])])
+def in_line(running: Running) -> tuple[str, int]:
+    """Who serves the loop, and its pid, once somebody else is ready to take it over."""
+    found: list[tuple[str, int]] = []
+
+    def settled() -> bool:
+        executors = {e["device"]: e for e in running.ask("status")["executors"]}
+        by = executors["cpu0"]["served_by"]
+        pids = {device: e["pid"] for device, e in executors.items() if e["pid"] and psutil.pid_exists(e["pid"])}
+        ready = all(e["state"] == "ready" for e in executors.values()) and not executors["cpu0"]["changing"]
+        found[:] = [(by, pids[by])] if ready and len(pids) == 2 and by in pids else []
+        return bool(found)
+
+    eventually(settled, BACK_S, "one serves, the other is in line")
+    return found[0]
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(100, marks=[slow, pytest.mark.timeout(900)])])
 def test_kills_at_random_instants_lose_and_double_nothing(taktd: Start, folder: Path, times: int) -> None:
+    """Of whoever serves, primary or stand-in, as soon as the other one can take over."""
     random_ = chance()
     running = taktd(yaml(folder).replace("period: 10ms", "period: 1ms").replace("budget: 2ms, fallback", "fallback"))
     with Walking(running, every_s=0) as walking:
-        hurt(running, walking, times, signal.SIGKILL, random_, "died")
+        for _ in range(times):
+            by, pid = in_line(running)
+            other = "primary" if by == "cpu1" else "stand-in"
+            time.sleep(random_.random() * 0.1)
+            before = walking.journal["ok", other]
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            eventually(lambda b=before, o=other: walking.journal["ok", o] > b, 10, f"the {other} answers")
+        home_again(running, walking)
     walking.reconcile()
     statuses = {status for status, _ in walking.journal}
     assert statuses <= {"ok", "expired", "lost"}
