@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypedDict
 
-__all__ = ["PAUSE_NS_MAX", "CostJson", "Measurement", "measure"]
+__all__ = ["DUTY_BESIDE_PERCENT", "DUTY_PERCENT", "PAUSE_NS_MAX", "CostJson", "Measurement", "measure"]
 
 DUTY_PERCENT: Final = 80
+DUTY_BESIDE_PERCENT: Final = 50  # where another one serves on the same core, and needs its share too
 BLOCK_NS: Final = 5_000_000  # busy at a stretch before a pause, at most
 BLOCK_RUNS: Final = 50  # and so many runs, where a pause is asked for: p99.9 is the 95th percentile of those after one
 PAUSE_NS_MAX: Final = 8_000_000  # longer ones make nothing colder
@@ -76,11 +77,13 @@ def measure(
     switches: Callable[[], int],
     pause_ns: int = 0,
     witness: Witness | None = None,
+    duty_percent: int = DUTY_PERCENT,
 ) -> Measurement:
     """Runs ``run`` until ``RUNS_STABLE`` clean runs are in or ``cap_ns`` has passed, at least ``RUNS_MIN`` times.
 
     ``pause(ns)`` sleeps; ``switches()`` is the thread's count of involuntary context switches; ``pause_ns``: between
-    the jobs of a loop that runs it (0: none does); ``witness``: of the core, where a hypervisor may stop it.
+    the jobs of a loop that runs it (0: none does); ``witness``: of the core, where a hypervisor may stop it;
+    ``duty_percent``: of the time, busy at most.
     An engine slower than the cap allows is run three times whatever that takes.
     """
     clean: list[int] = []
@@ -108,7 +111,7 @@ def measure(
             break
         block_runs += 1
         if end - block >= BLOCK_NS or (pause_ns and block_runs >= BLOCK_RUNS):
-            duty_ns = (end - block) * (100 - DUTY_PERCENT) // DUTY_PERCENT
+            duty_ns = (end - block) * (100 - duty_percent) // duty_percent
             pause(max(duty_ns, min(pause_ns, PAUSE_NS_MAX)))
             block, block_runs = clock(), 0
     return Measurement(tuple(sorted(clean or disturbed)), len(disturbed))

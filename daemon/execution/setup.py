@@ -22,7 +22,7 @@ from taktd.engines.errors import ModelRefused
 from taktd.engines.factory import computes_the_model, engine_opener
 from taktd.engines.finite import guarded
 from taktd.engines.inspect import specs_from_json
-from taktd.engines.measure import CostJson, measure
+from taktd.engines.measure import DUTY_BESIDE_PERCENT, DUTY_PERCENT, CostJson, measure
 from taktd.engines.proof import proof
 from taktd.engines.verify import Expectation, Rules, expect, verify
 from taktd.ipc import _core
@@ -97,8 +97,10 @@ def prepare(plan: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambd
     prepared.helpers = threads() - before
     prepared.rights = take_rights(room["cores"], room["priority"], prepared.helpers)
     witness = open_witness(prepared.rights)
+    cap_ns = plan.get("measure_cap_ns", MEASURE_CAP_NS)
+    duty_percent = DUTY_BESIDE_PERCENT if plan.get("prepare") else DUTY_PERCENT
     prepared.measured = {
-        name: _measure(prepared.engines[name], plan.get("measure_cap_ns", MEASURE_CAP_NS), model["pause_ns"], witness)
+        name: _measure(prepared.engines[name], cap_ns, model["pause_ns"], witness, duty_percent)
         for name, model in models.items()
         if not model.get("measured")
     }
@@ -154,7 +156,9 @@ def _slowest_ns(model: dict[str, Any]) -> int:
     return int(model["measured"]["1"]["max_ns"]) if model.get("measured") else 0
 
 
-def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int, witness: _core.Witness | None) -> dict[int, CostJson]:
+def _measure(
+    engine: WarmEngine, cap_ns: int, pause_ns: int, witness: _core.Witness | None, duty_percent: int
+) -> dict[int, CostJson]:
     costs: dict[int, CostJson] = {}
     for size in range(1, engine.spec.max_batch + 1):
         batch = engine.batch(size)
@@ -167,6 +171,7 @@ def _measure(engine: WarmEngine, cap_ns: int, pause_ns: int, witness: _core.Witn
             # Loops are never batched: larger batches are best effort's, which has no pauses when it matters.
             pause_ns=pause_ns if size == 1 else 0,
             witness=witness,
+            duty_percent=duty_percent,
         )
         costs[size] = found.as_json()
     return costs

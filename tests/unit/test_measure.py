@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from taktd.engines.measure import DUTY_PERCENT, RUNS_MIN, RUNS_STABLE, Measurement, measure
+import pytest
+
+from taktd.engines.measure import DUTY_BESIDE_PERCENT, DUTY_PERCENT, RUNS_MIN, RUNS_STABLE, Measurement, measure
 
 
 class Machine:
@@ -27,10 +29,10 @@ class Machine:
         self.now_ns += ns
         self.paused_ns += ns
 
-    def measure(self, cap_ns: int, pause_ns: int = 0) -> Measurement:
+    def measure(self, cap_ns: int, pause_ns: int = 0, duty_percent: int = DUTY_PERCENT) -> Measurement:
         return measure(
             self.run, cap_ns=cap_ns, clock=lambda: self.now_ns, pause=self.pause, switches=lambda: self.switches,
-            pause_ns=pause_ns,
+            pause_ns=pause_ns, duty_percent=duty_percent,
         )  # fmt: skip
 
 
@@ -49,10 +51,11 @@ def test_the_cap_ends_a_slow_engine_and_a_very_slow_one_is_still_run() -> None:
     assert len(very_slow.measure(2_000_000_000).times_ns) == 3
 
 
-def test_the_duty_stays_below_the_kernels_throttle() -> None:
+@pytest.mark.parametrize("duty_percent", [DUTY_PERCENT, DUTY_BESIDE_PERCENT])
+def test_the_duty_stays_below_the_kernels_throttle_and_below_what_others_leave(duty_percent: int) -> None:
     machine = Machine(37_000)
-    machine.measure(2_000_000_000)
-    assert machine.busy_ns * 100 <= (machine.busy_ns + machine.paused_ns + 10_000_000) * DUTY_PERCENT
+    machine.measure(2_000_000_000, duty_percent=duty_percent)
+    assert machine.busy_ns * 100 <= (machine.busy_ns + machine.paused_ns + 10_000_000) * duty_percent
 
 
 class Cooling(Machine):
