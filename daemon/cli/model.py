@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from taktd.daemon.cli.endings import NO, NOTHING_THERE, die
+from taktd.daemon.cli.report import PIPE_COLUMNS
 from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
 
 __all__ = ["model"]
@@ -121,8 +123,14 @@ def shadow_told(shadow: dict[str, Any] | None, version: int) -> str:
     return f"{state}: {shadow['samples']} jobs compared, {shadow['differing'] + shadow['failed']} different"
 
 
-def _show_shadow(name: str, shadow: dict[str, Any]) -> None:
+def _console() -> Any:
     from rich.console import Console
+
+    # Into a pipe or a file nothing is cut to the width of a screen.
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+def _show_shadow(name: str, shadow: dict[str, Any]) -> None:
     from rich.table import Table
 
     end = f" ({shadow['why_ended']})" if shadow["state"] == "ended" else ""
@@ -144,7 +152,7 @@ def _show_shadow(name: str, shadow: dict[str, Any]) -> None:
             f"{where}: {_number(worst['found'])}, served {_number(worst['expected'])}" if worst else "",
         )  # fmt: skip
     if shadow["outputs"]:
-        Console(highlight=False, markup=False).print(table)
+        _console().print(table)
     times = shadow["times"]
     if times.get("p50_ns"):
         p50, p99, most = (f"{times[key] / 1000:.1f} µs" for key in ("p50_ns", "p99_ns", "max_ns"))
@@ -159,7 +167,6 @@ def _number(value: Any) -> str:
 
 
 def _show(models: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -175,4 +182,4 @@ def _show(models: list[dict[str, Any]]) -> None:
             ) if given and word]  # fmt: skip
             table.add_row(entry["name"], str(version["version"]), ", ".join(marks), str(version["bytes"]),
                           version["source"], version["sha256"][:12])  # fmt: skip
-    Console(highlight=False, markup=False).print(table)
+    _console().print(table)
