@@ -2,10 +2,10 @@
 
     bench/front_doors.py [--seconds 10] [--json]
 
-Every figure is beside what bounds it: ONNX Runtime called directly, a lane that sleeps for its answer, a bare grpcio (aio
-and sync) and pyzmq echo server in a process of its own. *Minus inference* is minus the time on the device that the
-replies of the same calls tell: after a pause a model runs slower than in a row, for everybody. The busy echo computes as
-long as the model before it answers. Only ratios within one run mean anything on a shared machine.
+Every figure is beside what bounds it: ONNX Runtime called directly, a lane that sleeps for its answer, a bare grpcio
+(aio and sync) and pyzmq echo server in a process of its own. *Minus inference* is minus the time on the device that the
+replies of the same calls tell: after a pause a model runs slower than in a row, for everybody. The busy echo computes
+as long as the model before it answers. Only ratios within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations

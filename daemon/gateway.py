@@ -23,6 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import uvloop
+
 from taktd.daemon.execution.link import ExecutorLink, LinkClosed
 from taktd.daemon.front_doors.lane_backend import LaneBackend
 from taktd.daemon.front_doors.listeners import DoorRefused, Doors
@@ -258,7 +260,7 @@ def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="taktd.daemon.gateway", description="Started by taktd, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
-    code = asyncio.run(_run(parser.parse_args().control_fd))
+    code = uvloop.run(_run(parser.parse_args().control_fd))
     sys.stdout.flush()
     # gRPC's own threads have nothing left to do; waiting for them would only delay the end.
     os._exit(code)
