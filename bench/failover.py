@@ -152,6 +152,8 @@ def signal_at_random(
             harm.others += 1
             continue
         times.append(begun)
+    if times:
+        await_home(environment, BACK_S, pid)
     return times
 
 
@@ -304,7 +306,7 @@ def measure(arguments: argparse.Namespace, cores: tuple[int, int]) -> dict[str, 
         with Foreground(yamls[0], timeout_s=60.0, log=log) as daemon:
             environment = dict(daemon.environment)
             await_home(environment, BACK_S)
-            journal = folder / "journal"
+            journal = Path(arguments.journal or folder / "journal")
             client = subprocess.Popen(
                 [sys.executable, __file__, "--as", daemon.lanes_socket, str(journal), "--core", str(cores[0])],
                 stdout=subprocess.PIPE, preexec_fn=end_with_parent,
@@ -378,6 +380,7 @@ def main() -> int:
     parser.add_argument("--swaps", type=int, default=SWAPS)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--log", help="keep the daemon's log there")
+    parser.add_argument("--journal", help="keep the client's journal there: FIELDS as 64-bit integers")
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--as", nargs=2, dest="role", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
