@@ -330,9 +330,9 @@ def test_twice_what_the_device_can_do_is_answered_or_refused_with_a_reason_and_t
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_a_million_requests(served: Running) -> None:
-    """TAKTD_REQUESTS: how many over ZeroMQ; a fifth of it over gRPC."""
-    wanted = int(os.environ.get("TAKTD_REQUESTS", "1000000"))
+def test_memory_is_flat_however_many_requests_there_were(served: Running) -> None:
+    """TAKTD_REQUESTS: how many over ZeroMQ; a fifth of it over gRPC. A tenth of the million unless it is set."""
+    wanted = int(os.environ.get("TAKTD_REQUESTS", "100000"))
     grew = {"zmq": growth(served, zmq_requests, wanted), "grpc": growth(served, grpc_requests, wanted // 5)}
     print(f"{wanted} requests over ZeroMQ, {wanted // 5} over gRPC; growth after the first tenth, bytes: {grew}")
     assert max(grew.values()) < 4 * MIB

@@ -18,12 +18,14 @@ from typing import Any, cast
 import msgpack
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 
 from taktd.daemon.doors import lane_protocol
 from taktd.daemon.doors.control_door import ControlDoor, ControlError
 from taktd.daemon.doors.peers import Peer
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import messages
+from taktd.ipc.grpc.repository import version_asked
 from taktd.ipc.inference import Model, Refusal, TensorSpec, fit, wanted_outputs
 from taktd.ipc.zmq import protocol
 
@@ -193,6 +195,52 @@ def test_what_is_cut_out_and_what_is_left_are_the_message() -> None:
         )
         agreed += 1
     assert agreed > INPUTS // 100
+
+
+# ---- gRPC: what a load asks for ----
+
+
+def load_seeds() -> list[bytes]:
+    seeds = []
+    for config in ('{"version_policy": {"specific": {"versions": [3]}}, "name": "policy"}', "{}", "[[]]", '{"a": 1e9}'):
+        request = pb.RepositoryModelLoadRequest(model_name="policy")
+        request.parameters["config"].string_param = config
+        seeds.append(bytes(request.SerializeToString()))
+    for number in (0, 1, 2**63 - 1):
+        request = pb.RepositoryModelLoadRequest(model_name="policy")
+        request.parameters["version"].int64_param = number
+        seeds.append(bytes(request.SerializeToString()))
+    request.parameters["file:1/model.onnx"].bytes_param = b"x"
+    return [*seeds, bytes(request.SerializeToString())]
+
+
+LOAD_SEEDS = load_seeds()
+
+
+def load_input(chance: random.Random) -> bytes:
+    return damaged(chance.choice(LOAD_SEEDS), chance)
+
+
+def load_asked(data: bytes) -> int | None:
+    try:
+        request = pb.RepositoryModelLoadRequest.FromString(data)
+    except DecodeError:
+        return None
+    version = version_asked(request.model_name, request.parameters)
+    assert version is None or 1 <= version <= 999_999_999
+    return version
+
+
+def test_loads() -> None:
+    run(load_asked, load_input, INPUTS)
+
+
+def test_load_canary() -> None:
+    def careless(data: bytes) -> None:
+        if (version := load_asked(data)) is not None and version > 9:  # a version that nobody sent
+            raise Planted
+
+    finds(careless, load_input)
 
 
 # ---- ZeroMQ: frames to a job ----
