@@ -70,6 +70,7 @@ def real_time(tree: Tree, subject: Subject) -> Finding:
     if not found:
         return Finding("real-time", "unknown", "no executor is running", why, "systemctl start taktd")
     wrong: list[str] = []
+    misplaced: list[str] = []
     for process in found:
         if process.policy != SCHED_FIFO:
             wrong.append(f"executor {process.pid} is not SCHED_FIFO (policy {process.policy})")
@@ -77,14 +78,16 @@ def real_time(tree: Tree, subject: Subject) -> Finding:
             wrong.append(f"executor {process.pid} has no locked memory")
         allowed = parse_cores(_status_field(tree, process.pid, "Cpus_allowed_list"))
         if subject.cores and not allowed <= subject.cores:
-            wrong.append(f"executor {process.pid} may run on cores {format_cores(allowed)}")
-    if wrong:
+            misplaced.append(f"executor {process.pid} may run on cores {format_cores(allowed)}")
+    if wrong or misplaced:
         return Finding(
             "real-time",
             "fail",
-            "; ".join(wrong),
+            "; ".join(wrong + misplaced),
             why,
-            "journalctl -u taktd -g 'not real-time'   (says what was refused)",
+            "journalctl -u taktd -g 'not real-time'   (says what was refused)"
+            if wrong
+            else "systemctl restart taktd   (executors have the cores of their start)",
         )
     listed = ", ".join(f"{process.pid}: FIFO {process.priority}" for process in found)
     return Finding("real-time", "ok", f"executors {listed}, memory locked", why)

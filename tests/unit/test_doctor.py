@@ -179,6 +179,14 @@ def test_executors_of_another_daemon_are_not_judged() -> None:
         assert finding_of(examine(tree, subject), "real-time").level == level
 
 
+def test_an_executor_on_the_cores_of_another_configuration_is_mended_by_a_restart() -> None:
+    tree, _ = good_box()
+    found = finding_of(examine(tree, Subject(cores=frozenset({1}))), "real-time")
+    assert found.level == "fail"
+    assert "may run on cores 3" in found.evidence
+    assert found.mend.startswith("systemctl restart taktd")
+
+
 def test_a_refused_configuration_is_a_finding_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "etc" / "taktd" / "taktd.yaml"
     file.parent.mkdir(parents=True)

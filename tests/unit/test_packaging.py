@@ -23,8 +23,8 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def locked() -> dict[str, str]:
-    text = (PACKAGING / "lock.txt").read_text(encoding="utf-8")
+def locked(lock: str = "lock.txt") -> dict[str, str]:
+    text = (PACKAGING / lock).read_text(encoding="utf-8")
     return {normal(name): version for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE)}
 
 
@@ -37,19 +37,30 @@ def test_the_lock_has_every_dependency_of_the_daemon() -> None:
     assert [name for name in names if name not in locked()] == [], "run packaging/lock.py"
 
 
-def test_the_lock_and_the_constraints_name_the_same_versions() -> None:
+@pytest.mark.parametrize("lock", ["lock.txt", "gpu-lock.txt"])
+def test_the_lock_and_the_constraints_name_the_same_versions(lock: str) -> None:
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     pinned: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE):
         pinned.setdefault(normal(name), set()).add(version)
-    different = {name: version for name, version in locked().items() if version not in pinned.get(name, {version})}
+    different = {name: version for name, version in locked(lock).items() if version not in pinned.get(name, {version})}
     assert different == {}, "run packaging/lock.py"
 
 
-def test_each_locked_library_has_a_hash() -> None:
-    text = (PACKAGING / "lock.txt").read_text(encoding="utf-8")
+@pytest.mark.parametrize("lock", ["lock.txt", "gpu-lock.txt"])
+def test_each_locked_library_has_a_hash(lock: str) -> None:
+    text = (PACKAGING / lock).read_text(encoding="utf-8")
     entries = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_all_that_pip_brings_for_gpus_is_pinned() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^gpu = \[(.*?)\]", text, re.MULTILINE)
+    assert block is not None
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    for name in re.findall(r'"([A-Za-z0-9._-]+)', block[1]):
+        assert re.search(rf"^{re.escape(name)}==", pinned, re.MULTILINE), name
 
 
 # ---- the shipped configuration ----
@@ -75,6 +86,14 @@ def test_its_commented_lines_are_a_configuration_too(tmp_path: Path) -> None:
 
 def test_the_manual_s_example_is_accepted() -> None:
     assert list(load(PACKAGING / "example.yaml").loops) == ["balance"]
+
+
+def test_the_loop_in_the_installation_guide_is_accepted(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    found = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    assert found is not None
+    (tmp_path / "taktd.yaml").write_text(found[1])
+    assert list(load(tmp_path / "taktd.yaml").loops) == ["balance"]
 
 
 # ---- pages, changelog ----
