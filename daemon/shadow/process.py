@@ -55,7 +55,7 @@ class Shadow:
             1, inspection["digest"],
         )  # fmt: skip
         rules = Rules(**model["verify"])
-        engine = engine_opener(plan["driver"], alone=False)(spec).warm()
+        engine = engine_opener(plan["driver"])(spec).warm()
         self.verified: Message = {}
         self.notes: list[str] = []
         if computes_the_model(plan["driver"]):

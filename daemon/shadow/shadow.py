@@ -100,8 +100,8 @@ class Shadow:
         assert process is not None
         await self._until(lambda: process.ready or process.pid is None, LOAD_S_MAX)
         if not process.ready:
-            await self.end("it did not load in time" if process.pid else process.why_ended)
-            why = process.why_ended or "did not load in time"
+            await self.end("did not load in time")
+            why = process.failure or self._ended
             raise ControlError(f"{model.name}: version {number} can't run as a shadow: {why}",
                                "what is served is served as before")  # fmt: skip
         self.look()
@@ -207,7 +207,7 @@ class Shadow:
     def look(self) -> None:
         """Shows it lanes that changed hands, and ends it where there is nothing to compare with any more."""
         process, supervisor = self._process, self._supervisor
-        if process is None or not process.ready:
+        if process is None or process.pid is None or self._ended:
             return
         if why := self._pointless():
             task = asyncio.get_running_loop().create_task(self.end(why))
@@ -215,7 +215,7 @@ class Shadow:
             task.add_done_callback(self._tasks.discard)
             return
         lanes = supervisor.devices[self._device].lanes
-        for name in self._loops:
+        for name in self._loops if process.ready else ():
             memory = lanes.loops[name].memory if lanes.attached(name) else None
             if memory is self._shown.get(name):
                 continue
@@ -235,7 +235,8 @@ class Shadow:
         if model.path != self._path:
             return "another version is served now"
         loops = self._supervisor.devices[self._device].lanes.loops
-        if any(name not in loops or configuration.loops[name].model != self._name for name in self._loops):
+        wanted = {name for name, loop in configuration.loops.items() if loop.model == self._name}
+        if any(name not in loops or name not in wanted for name in self._loops):
             return "its loops are others by the configuration"
         return self._gpu_is_needed(self._supervisor.devices[self._device])
 

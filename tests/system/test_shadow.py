@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import psutil
 import pytest
@@ -21,7 +22,7 @@ devices:
   cpu0: {{driver: cpu}}
   cpu1: {{driver: cpu}}
 models:
-  policy: {{path: {folder}/store/policy, version: latest}}
+  policy: {{path: {folder}/store/policy, version: latest, non_finite: {{actions: forbid}}}}
   spare: {{path: {folder}/store/spare, version: latest}}
   plain: {{path: {folder}/plain.onnx}}
 loops:
@@ -192,6 +193,32 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Any:
     running.start().await_ready()
     yield running
     running.close()
+
+
+def test_a_version_that_verification_refuses_does_not_begin(running: Running, tmp_path: Path) -> None:
+    broken = models.mlp(tmp_path / "broken.onnx", SIZES, seed=9)
+    changed = onnx.load(str(broken))
+    biases = changed.graph.initializer[-1]
+    biases.CopyFrom(onnx.numpy_helper.from_array(np.full(SIZES[-1], np.nan, np.float32), biases.name))
+    onnx.save(changed, str(broken))
+    assert "version 5" in running.taktctl("model", "add", "policy", str(broken)).stdout
+    done = running.taktctl("model", "activate", "policy", "5", "--shadow")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "version 5 can't run as a shadow" in done.stderr
+    assert "NaN or infinity in output 'actions'" in done.stderr
+    assert shadow(running)["state"] == "ended"
+    begin(running, 2)
+
+
+def test_a_shadow_ends_when_a_reload_takes_its_loop_away(running: Running) -> None:
+    pid = begin(running, 2)
+    running.file.write_text(running.file.read_text().replace("walk: {model: policy", "walk: {model: plain"))
+    running.ask("reload")
+    eventually(lambda: not psutil.pid_exists(pid), 10, "it ends")
+    assert shadow(running)["why_ended"] in (
+        "another version is served now",
+        "its loops are others by the configuration",
+    )
 
 
 def test_there_is_one_at_a_time(running: Running) -> None:
