@@ -244,7 +244,8 @@ class Life(Trouble):
         lines = self.box.says("journalctl", "--no-pager", "-u", "taktd.service", "-o", "json").splitlines()
         entries = [json.loads(line) for line in lines]
         fields = {name for entry in entries for name in entry if name.startswith("TAKT_")}
-        self.check("entries carry TAKT_ fields", {"TAKT_EPOCH"} <= fields, sorted(fields))
+        wanted = {"TAKT_EPOCH", "TAKT_DEVICE", "TAKT_CAUSE"}
+        self.check("entries carry TAKT_ fields", wanted <= fields, sorted(fields))
         identified = [
             entry for entry in entries if "MESSAGE_ID" in entry and entry.get("_COMM", "").startswith("taktd")
         ]
