@@ -148,7 +148,18 @@ def _show_status(answer: dict[str, Any]) -> None:
     refused = answer["refused"]
     if refused:
         head += f"\n[bold red]{escape(answer['configuration'])} is not what runs: it is refused[/]\n{escape(refused)}"
-    _print(head, "", executors, *(["", loops] if answer["loops"] else []), *closed)
+    beside = ["", escape(shadow_line(answer["shadow"]))] if answer["shadow"] else []
+    _print(head, "", executors, *(["", loops] if answer["loops"] else []), *closed, *beside)
+
+
+def shadow_line(shadow: dict[str, Any]) -> str:
+    """What a version that runs, or ran, beside another one has shown, in a line."""
+    verb = "ran" if shadow["state"] == "ended" else "runs"
+    why = f" ({shadow['why_ended']})" if shadow["state"] == "ended" else ""
+    return (
+        f"{shadow['model']}: version {shadow['version']} {verb} as shadow of version {shadow['against']}{why}: "
+        f"{shadow['samples']} jobs compared, {shadow['differing'] + shadow['failed']} different"
+    )
 
 
 def _microseconds(value: float) -> str:

@@ -80,7 +80,9 @@ def compared(running: Running, jobs: int = 20) -> dict[str, Any]:
 
 def gone(running: Running, walking: Walking) -> None:
     """Nothing of it is left, and the loop has not noticed."""
-    assert running.loop("walk")["switches"] == {"start": 1}
+    told = running.loop("walk")
+    assert told["switches"] == {"start": 1}
+    assert told["statistics"]["misses"].get("handover", 0) == 0
     before = walking.journal["ok", "primary"]
     eventually(lambda: walking.journal["ok", "primary"] > before + 3, 10)
 
@@ -100,6 +102,7 @@ def test_the_same_network_shows_no_difference_and_leaves_nothing_when_it_is_stop
         status = running.taktctl_json("status")
         assert status["shadow"]["model"] == "policy"
         assert status["shadow"]["samples"] >= 20
+        assert "policy: version 2 runs as shadow of version 1: " in running.taktctl("status").stdout
         done = running.taktctl("model", "shadow", "policy", "--stop")
         assert "is stopped" in done.stdout, done
         assert not psutil.pid_exists(pid)
