@@ -25,7 +25,7 @@ import pytest
 from taktd.daemon.control_client import AnswerNo, NobodyThere
 from taktd.daemon.durable_file import read_sealed, write_sealed
 from taktd.daemon.handover.predecessor import KEY
-from taktd.daemon.runtime_folder import EXECUTORS_FILE
+from taktd.daemon.runtime_folder import EXECUTORS_FILE, LANES_SOCKET
 from taktd.daemon.supervisor import EXIT_HANDED_OVER
 from taktd.ipc import Detached, TaktError
 from tests import models
@@ -228,6 +228,15 @@ def test_who_has_no_successor_ends_after_the_grace_and_tells_its_clients(reign: 
     client.reconcile()
 
 
+def test_a_service_that_is_stopped_while_nobody_supervises_it_leaves_nobody(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder))
+    running.kill_supervisor()
+    assert running.left()
+    (running.runtime / LANES_SOCKET).unlink()  # as systemd does when the socket unit stops
+    eventually(lambda: not running.left(), 10, "long before the grace of 30 s is over")
+    running.again()
+
+
 def test_a_client_that_wants_its_lane_back_has_it_again_after_all_executors_were_gone(reign: Any, folder: Path) -> None:
     running = reign(yaml(folder, grace="0s"))
     with Client(running, reattach=True) as client:
@@ -346,6 +355,25 @@ def test_a_broken_file_does_not_end_loops_that_are_served(reign: Any, folder: Pa
     client.reconcile()
     assert running.executors() == executors
     assert running.stop() == 0
+
+
+def test_a_file_that_can_be_read_and_not_be_served_does_not_end_loops_either(reign: Any, folder: Path) -> None:
+    running = reign(yaml(folder))
+    executors, good = running.executors(), running.file.read_text()
+    with Client(running) as client:
+        client.goes_on()
+        running.kill_supervisor()
+        running.file.write_text(good.replace("one.onnx", "nobody.onnx"))
+        running.again()
+        eventually(lambda: "nobody.onnx" in running.ask("status")["refused"], 30, "the file is refused")
+        client.goes_on()
+        assert running.executors() == executors
+        running.kill_supervisor()
+        client.goes_on()
+        running.again()
+        client.goes_on()
+    client.reconcile()
+    assert running.executors() == executors
 
 
 def test_a_broken_file_ends_a_start_where_nobody_serves(reign: Any, folder: Path) -> None:
