@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from taktd.daemon.execution.link import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ExecutorLink, LinkClosed
+from taktd.daemon.runtime_folder import LANES_SOCKET
 
 __all__ = ["PROTOCOL", "Estate", "Grace", "SupervisorLink"]
 
@@ -164,6 +165,7 @@ class Grace:
     def __init__(self, link: SupervisorLink, estate: Estate, plan: Message) -> None:
         self._link, self._estate = link, estate
         self._path: str = plan.get("executors_socket", "")
+        self._door = os.path.join(os.path.dirname(self._path), LANES_SOCKET)
         self.length_ns: int = plan.get("grace_ns", 0) if self._path else 0
         self._began_ns = 0
         self._due_ns = 0
@@ -189,6 +191,9 @@ class Grace:
     def step(self, now_ns: int, owned: Sequence[str]) -> bool:
         """Dial, or send the next piece. True when a supervisor has everything, and the link is used again."""
         self._due_ns = now_ns + DIAL_EVERY_NS
+        if not os.path.exists(self._door):  # systemd's socket unit took it away: nobody will come
+            self.length_ns = 0
+            return False
         if self._dialled is None and not self._dial():
             return False
         assert self._dialled is not None

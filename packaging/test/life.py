@@ -178,6 +178,11 @@ class Life(Trouble):
         self.box.run("systemctl", "stop", "taktd.socket", "taktd.service")
         self.check("a stop ends those that hang, too", self.box.daemon_processes() == [], self.box.daemon_processes())
         self.check("and it starts again", self.restart(), self.box.journal("-n", "20"))
+        both = f"kill -9 {self.box.supervisor()}; systemctl stop taktd.socket taktd.service"
+        self.box.run("sh", "-c", both)
+        left = wait_until(lambda: self.box.daemon_processes() == [], 5)
+        self.check("a stop right after a crash leaves nobody either", left, self.box.daemon_processes())
+        self.check("and it starts after that", self.restart(), self.box.journal("-n", "20"))
 
     def watchdog(self) -> None:
         """The watchdog: a supervisor that hangs, and one that can't make anybody serve"""
