@@ -39,6 +39,9 @@ EXPIRED, LOST = 1, 5
 NO_PATH, PRIMARY, STAND_IN = 0, 1, 2
 HANG_NS_DEFAULT: Final = 1_000_000_000  # whom nobody told is patient
 PROOF_RUNS: Final = 3  # of an engine that is suspected
+LONG_GAP_NS: Final = 3_000_000  # more than it takes to pass a ledger on
+FRESH_NS: Final = 100_000  # a job has ended this recently
+AFTER_A_JOB_NS_MAX: Final = 20_000_000  # no longer is the end of one waited for
 FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their text; the counters tell the rest
 
 Chore = Iterator[None]
@@ -230,11 +233,11 @@ class LaneTable:
         state = _core.succession_state(ledger.descriptor)
         ledger.area = state["takeovers"] % 2
         now_ns = _core.now()
-        if ledger.number == OWN:
-            self._keep_record(True)
-            self._recorder.state(self._scheduler, now_ns)
         self._scheduler.handover_ns = now_ns  # what was due before, and misses, missed because of it
-        self._recorder.handover(now_ns, now_ns)
+        if ledger.number == OWN:
+            self.chores.append(self._recorded())  # later: what waits for us is served first
+        else:
+            self._recorder.handover(now_ns, now_ns)
         resumed = lost = 0
         for lane in self._lanes_of(ledger):
             again, gone = self._activate(ledger, lane, EXPIRED if how == "clean" else LOST)
@@ -245,11 +248,34 @@ class LaneTable:
             "heard_us": (now_ns - state["since_ns"]) // 1000, "took_us": (_core.now() - state["since_ns"]) // 1000,
         })  # fmt: skip
 
+    def _recorded(self) -> Chore:
+        """The device's journal is ours from here on, and begins with what there is to know."""
+        now_ns = _core.now()
+        self._keep_record(True)
+        self._recorder.state(self._scheduler, now_ns)
+        self._recorder.handover(self._scheduler.handover_ns, now_ns)
+        yield
+
+    def _right_after_a_job(self, ledger: Ledger) -> bool:
+        """Whether the gap before the next job is as long as it gets, or long in any case."""
+        now_ns = _core.now()
+        gap_ns = fresh_ns = LONG_GAP_NS
+        for lane in self._lanes_of(ledger):
+            loop = ledger.loops.get(lane.lane)
+            if loop is not None and lane.ended_ns:
+                fresh_ns = min(fresh_ns, now_ns - lane.ended_ns)
+                if now_ns < lane.ended_ns + 2 * loop["period_ns"]:  # else it has no jobs at present
+                    gap_ns = min(gap_ns, lane.ended_ns + loop["period_ns"] - lane.cost_ns - now_ns)
+        return gap_ns >= LONG_GAP_NS or fresh_ns <= FRESH_NS
+
     def _released(self, ledger: Ledger) -> Chore:
         """Lets another executor have the ledger, in a gap between two jobs, so that it is there for the next one.
 
         What is queued all the same stays recorded in the ledger.
         """
+        until_ns = _core.now() + AFTER_A_JOB_NS_MAX
+        while not self._right_after_a_job(ledger) and _core.now() < until_ns:
+            yield
         if not ledger.owned:
             return  # asked twice, or it has passed on already
         for lane in self._lanes_of(ledger):

@@ -98,3 +98,27 @@ def test_how_long_the_other_may_be_silent_follows_a_change_that_touches_nothing_
     assert [call[-1] for call in server.of("join")] == [1000 * MS, 7 * MS]
     table.handle({"op": "hang_after", "hang_after_ns": {"gpu0": 9 * MS}}, [])
     assert server.of("set_hang_after") == [(0, 1000 * MS), (1, 9 * MS)]
+
+
+def test_a_ledger_is_let_go_of_right_after_a_job_where_the_next_one_comes_soon(ledgers: list[int]) -> None:
+    server = Server()
+    table = table_of(server, ledgers, [entry("walk", 0) | {"period_ns": MS}], Scheduler())
+    table.succession(0, "clean")
+    table.chores.clear()
+    table.lanes[0].ended_ns = _core.now() - MS // 2
+    table.handle({"op": "release", "device": "cpu0"}, [])
+    assert next(table.chores[0], "done") != "done"
+    assert server.of("hand_over") == []
+    table.lanes[0].ended_ns = _core.now()
+    next(table.chores[0])
+    assert server.of("hand_over") == [(0,)]
+
+
+def test_a_ledger_without_jobs_is_let_go_of_at_once(ledgers: list[int]) -> None:
+    server = Server()
+    table = table_of(server, ledgers, [entry("walk", 0)], Scheduler())
+    table.succession(0, "clean")
+    table.chores.clear()
+    table.handle({"op": "release", "device": "cpu0"}, [])
+    next(table.chores[0])
+    assert server.of("hand_over") == [(0,)]
