@@ -42,6 +42,7 @@ from tests.running import Running  # noqa: E402
 
 ROBOTS = Path(os.environ.get("TAKTD_ROBOTS", ROOT.parent / "shared/robots"))
 CLIENT_PRIORITY = 70
+FLOODS = 6  # blocks with a flood, and as many without, by turns
 ECHO = "/bench.Echo/Call"
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 Call = Callable[[], Any]
@@ -303,17 +304,23 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
 def flooded(running: Running, spawn: Any, address: str, data: bytes, seconds: float) -> dict[str, Any]:
     """The loop's misses without and with a flood, in turns."""
     shares: dict[str, list[float]] = {"without": [], "with": []}
-    for _ in range(2):
-        shares["without"].append(loop_misses(running, seconds / 4))
+    for _ in range(FLOODS):
+        shares["without"].append(loop_misses(running, seconds / FLOODS))
         stop = spawn.Event()
         flood = [spawn.Process(target=flooding, args=(address, data, stop), daemon=True) for _ in range(2)]
         for process in flood:
             process.start()
-        shares["with"].append(loop_misses(running, seconds / 4))
+        before = running.ask("status")["gateway"]["answered"]
+        shares["with"].append(loop_misses(running, seconds / FLOODS))
+        answered = running.ask("status")["gateway"]["answered"] - before
         stop.set()
         for process in flood:
             process.join()
-    return {f"missed_share_{key}": float(np.mean(values)) for key, values in shares.items()}
+    return {
+        **{f"missed_share_{key}": float(np.mean(values)) for key, values in shares.items()},
+        **{f"missed_shares_{key}": [round(v, 5) for v in values] for key, values in shares.items()},
+        "flood_calls_per_s": answered / (seconds / FLOODS),
+    }
 
 
 def ratios(latency: dict[str, dict[str, float]], rates: dict[str, float]) -> dict[str, float]:
