@@ -123,28 +123,31 @@ def executor(environment: dict[str, str]) -> dict[str, Any]:
 def await_home(environment: dict[str, str], within_s: float, other_than: int = 0) -> int:
     """The primary's pid once it serves and its stand-in is ready again, 0 if that takes too long."""
     until = time.monotonic() + within_s
-    while time.monotonic() < until:
+    while True:
         executors = {e["device"]: e for e in ask("status", environment)["executors"]}
         home = executors["cpu0"]
         # Its stand-in too: two deaths at once are another experiment.
         settled = home["served_by"] == "cpu0" and executors["cpu1"]["ready"] and not home["changing"]
         if settled and home["pid"] not in (None, other_than):
             return int(home["pid"])
+        if time.monotonic() >= until:
+            return 0
         time.sleep(0.02)
-    return 0
 
 
 def signal_at_random(
     number: int, count: int, environment: dict[str, str], chance: random.Random, until_ns: int, harm: Harm
 ) -> list[int]:
     times: list[int] = []
-    pid = 0
+    harmed = 0
     while len(times) < count and now() < until_ns:
-        pid = await_home(environment, BACK_S, pid)
+        pid = await_home(environment, BACK_S, harmed)
         if not pid:
             harm.unsettled += 1
             break
         time.sleep(SETTLE_S + chance.random() * 0.1)
+        if await_home(environment, 0.0, harmed) != pid:
+            continue  # somebody was taken for hung meanwhile: on a machine that takes cores away it happens
         begun = now()
         try:
             os.kill(pid, number)
@@ -152,8 +155,9 @@ def signal_at_random(
             harm.others += 1
             continue
         times.append(begun)
-    if times:
-        await_home(environment, BACK_S, pid)
+        harmed = pid
+    if harmed:
+        await_home(environment, BACK_S, harmed)
     return times
 
 
