@@ -26,7 +26,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
-from taktd.daemon.health.accounts import Accounts, Source, accounts_of
+from taktd.daemon.schedule.accounts import Accounts, Source, accounts_of
 from taktd.daemon.schedule.arrivals import Arrivals
 from taktd.daemon.schedule.best_effort import BestEffort, BestEffortLane
 from taktd.daemon.schedule.cause import cause_of_miss

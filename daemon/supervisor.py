@@ -18,7 +18,6 @@ from typing import Any, Final
 from taktd.daemon import runtime_folder
 from taktd.daemon.certification.certification import Evidence, Judgement, NotAdmitted, judge
 from taktd.daemon.config.configuration import Configuration, Model
-from taktd.daemon.config.reload import Reloader
 from taktd.daemon.doctor.gpu import GpuReader
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.watch import MachineWatch
@@ -31,6 +30,7 @@ from taktd.daemon.doors.outer_doors import OuterDoors
 from taktd.daemon.doors.peers import own_uid
 from taktd.daemon.execution.duty import real_time_share_ppm
 from taktd.daemon.handover.change import Judge
+from taktd.daemon.handover.reload import Reloader
 from taktd.daemon.handover.start_configuration import begin_with
 from taktd.daemon.handover.takeover import Takeover
 from taktd.daemon.handover.tensor_change import refuse_other_tensors
@@ -40,7 +40,6 @@ from taktd.daemon.logbook import log
 from taktd.daemon.models.commands import ModelCommands
 from taktd.daemon.models.inspection import Inspector, ModelRefused
 from taktd.daemon.notify import Notifier
-from taktd.daemon.recording.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.shadow.shadow import LOOK_S as SHADOW_LOOK_S
 from taktd.daemon.shadow.shadow import Shadow
 from taktd.daemon.supervision import idle_latency
@@ -48,6 +47,7 @@ from taktd.daemon.supervision.device_plan import FallbackRefused, Inspection, pl
 from taktd.daemon.supervision.devices import Devices
 from taktd.daemon.supervision.fault_commands import FaultCommands, forget_faults
 from taktd.daemon.supervision.first_judgement import FirstJudgement
+from taktd.daemon.supervision.flight_recorder import DRAIN_S, FlightRecorder
 from taktd.daemon.supervision.gateway_process import GatewayProcess
 from taktd.daemon.supervision.gpu_watch import GpuWatch
 from taktd.daemon.supervision.kept_process import Message, State

@@ -22,9 +22,9 @@ from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
 from taktd.daemon.recording.record import FILE_BYTES_MAX, Recording, RecordingRefused, read_recording, write_recording
 from taktd.daemon.recording.replay import Difference
 from taktd.daemon.recording.replay import replay as replay_recording
+from taktd.daemon.recording.scheduler_state import StateMalformed
 from taktd.daemon.recording.story import Incident, Outcome, find_incident, last_jobs, tell
 from taktd.daemon.schedule.cause import NAMES
-from taktd.daemon.schedule.state import StateMalformed
 
 __all__ = ["record", "replay", "trace", "why"]
 

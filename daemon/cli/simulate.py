@@ -17,8 +17,8 @@ from taktd.daemon.certification.cost_file import CostsRefused, CostUnknown, read
 from taktd.daemon.cli.endings import UNUSABLE, die
 from taktd.daemon.config.configuration import ConfigurationRefused, load
 from taktd.daemon.schedule.job import EXPIRED, OK, Job
-from taktd.daemon.schedule.simulation import rehearse
-from taktd.daemon.schedule.workload import workloads
+from taktd.daemon.simulation.simulation import rehearse
+from taktd.daemon.simulation.workload import workloads
 
 if TYPE_CHECKING:
     from taktd.daemon.recording.story import Outcome

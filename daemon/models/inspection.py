@@ -16,10 +16,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from taktd.daemon.child_process import child_environment, python_command
 from taktd.daemon.config.configuration import Model
 from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
 from taktd.daemon.logbook import log
-from taktd.daemon.supervision.child_process import child_environment, python_command
 
 INSPECTION_S_MAX: Final = 120
 CACHE_VERSION: Final = 2

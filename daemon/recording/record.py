@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 from zlib import crc32
 
+from taktd.daemon.recording.scheduler_state import encode_plan, encode_state
 from taktd.daemon.schedule.job import Action, Expire, Job, Queue, Start, Task
-from taktd.daemon.schedule.state import encode_plan, encode_state
 from taktd.daemon.scheduler import Scheduler
 
 __all__ = [

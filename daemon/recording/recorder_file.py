@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 from taktd.daemon.recording import record as rec
 from taktd.daemon.recording.record import RECORD, Recording, Section, read_recording, write_recording
 from taktd.daemon.recording.replay import Difference, Replayer
-from taktd.daemon.schedule.state import StateMalformed, encode_state
+from taktd.daemon.recording.scheduler_state import StateMalformed, encode_state
 
 __all__ = ["JOURNAL_RECORD", "DeviceRecorder", "answer_record", "collect", "segments_of"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from taktd.daemon.recording import record as rec
 from taktd.daemon.recording.record import Record, Recording, Section
+from taktd.daemon.recording.scheduler_state import StateMalformed, decode_plan, decode_state
 from taktd.daemon.schedule.job import Action, Expire, Job, Start, Task
 from taktd.daemon.schedule.loop import Loop
-from taktd.daemon.schedule.state import StateMalformed, decode_plan, decode_state
 from taktd.daemon.scheduler import Scheduler
 
 __all__ = ["Difference", "Listener", "Replayed", "Replayer", "replay"]

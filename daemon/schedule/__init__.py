@@ -1,1 +1,1 @@
-"""The scheduler's parts, the analysis behind admission, the schedule under virtual time. No clock, no I/O."""
+"""What the scheduler is made of, and the analysis that admission rests on. No clock, no I/O."""

@@ -18,9 +18,9 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, ClassVar, Final
 
+from taktd.daemon.child_process import child_environment, python_command
 from taktd.daemon.execution.link import ExecutorLink, LinkClosed
 from taktd.daemon.logbook import log
-from taktd.daemon.supervision.child_process import child_environment, python_command
 
 PAUSE_FIRST_NS: Final = 100_000_000
 PAUSE_NS_MAX: Final = 10_000_000_000

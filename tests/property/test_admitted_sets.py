@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from taktd.daemon.admission import OFF, BestEffort, admit
 from taktd.daemon.schedule.job import Queue, Task
-from taktd.daemon.schedule.simulation import Response, simulate
+from taktd.daemon.simulation.simulation import Response, simulate
 
 START_NS = 100_000
 PERIODS_WATCHED = 8  # of the slowest loop

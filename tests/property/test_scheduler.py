@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from taktd.daemon.admission import feasible
 from taktd.daemon.schedule.batching import batch_size
 from taktd.daemon.schedule.job import CANCELLED, EXPIRE, EXPIRED, NEVER, START, Job, Queue, Task
-from taktd.daemon.schedule.simulation import Response, simulate
 from taktd.daemon.scheduler import Scheduler
+from taktd.daemon.simulation.simulation import Response, simulate
 
 START_NS = 10_000
 SPAN_NS = 400

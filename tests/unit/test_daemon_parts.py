@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from taktd.daemon import runtime_folder
-from taktd.daemon.config import reload
+from taktd.daemon.child_process import child_environment
 from taktd.daemon.config.configuration import Allow, Limits, load
 from taktd.daemon.doors.peers import Peer, peer_of, rule_of
+from taktd.daemon.handover import reload
 from taktd.daemon.limits import Charges, LimitExceeded
 from taktd.daemon.notify import Notifier
-from taktd.daemon.supervision.child_process import child_environment
 from taktd.daemon.supervision.kept_process import TRANSITIONS, Event, State
 
 # ---- limits ----

@@ -22,8 +22,8 @@ from taktd.daemon.recording.record import (
 )
 from taktd.daemon.recording.recorder_file import JOURNAL_RECORD, DeviceRecorder, collect, segments_of
 from taktd.daemon.recording.replay import replay
+from taktd.daemon.recording.scheduler_state import StateMalformed, decode_state, encode_state
 from taktd.daemon.schedule.job import EXPIRE, START, Queue, Task
-from taktd.daemon.schedule.state import StateMalformed, decode_state, encode_state
 from taktd.daemon.scheduler import Scheduler
 
 MS = 1_000_000

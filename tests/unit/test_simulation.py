@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from taktd.daemon.cli.simulate import simulate as simulate_command
-from taktd.daemon.schedule.histogram import Histogram
 from taktd.daemon.schedule.job import Queue, Task
-from taktd.daemon.schedule.simulation import Distribution, Workload, rehearse, simulate
+from taktd.daemon.simulation.histogram import Histogram
+from taktd.daemon.simulation.simulation import Distribution, Workload, rehearse, simulate
 
 US = 1_000
 MS = 1_000_000

@@ -24,6 +24,24 @@ MAY_IMPORT = {
     "engines": {"drivers"},
     "daemon": {"ipc", "drivers", "engines"},
 }
+# Inside daemon/: what these lean on, besides the small modules in SHARED. The rest is one process and knows itself.
+SHARED = {"child_process", "durable_file", "journal", "logbook", "runtime_folder"}
+DAEMON_MAY_IMPORT: dict[str, set[str]] = {
+    "config": set(),
+    "schedule": set(),
+    "scheduler": {"schedule"},
+    "admission": {"config", "schedule"},
+    "doctor": set(),
+    "certification": {"admission", "config", "doctor"},
+    "recording": {"config", "schedule", "scheduler"},
+    "simulation": {"admission", "certification", "config", "schedule", "scheduler"},
+    "execution": {"recording", "schedule", "scheduler"},
+    "executor": {"execution", "recording", "schedule", "scheduler"},
+    "limits": {"config"},
+    "front_doors": {"config", "limits", "control_client"},
+}
+PURE = ("schedule", "scheduler", "admission")  # no clock, no process, no memory: nothing of these may come in
+IMPURE_MODULES = {"asyncio", "mmap", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
 LINES_MAX = 600
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -92,6 +110,34 @@ def test_imports_only_point_downward(path: Path) -> None:
         for line, module in imports(path)
         if module.startswith("taktd.") and module.split(".")[1] not in allowed
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def daemon_part(path: Path) -> str:
+    """The folder of daemon/ that a file is in, or the module that it is."""
+    parts = path.relative_to(ROOT / "daemon").parts
+    return parts[0].removesuffix(".py")
+
+
+DAEMON_PARTS = [path for path in ours("daemon") if daemon_part(path) in DAEMON_MAY_IMPORT]
+
+
+@pytest.mark.parametrize("path", DAEMON_PARTS, ids=name)
+def test_the_daemons_parts_lean_on_nothing_but_what_is_below_them(path: Path) -> None:
+    part = daemon_part(path)
+    allowed = DAEMON_MAY_IMPORT[part] | SHARED | {part}
+    wrong = [
+        f"{name(path)}:{line}: {part} imports {module}"
+        for line, module in imports(path)
+        if module.startswith("taktd.daemon.") and module.split(".")[2] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", [p for p in DAEMON_PARTS if daemon_part(p) in PURE], ids=name)
+def test_what_decides_about_time_sees_no_clock_no_process_and_no_chance(path: Path) -> None:
+    wrong = [f"{name(path)}:{line}: {module}" for line, module in imports(path)
+             if module.split(".")[0] in IMPURE_MODULES or module.startswith("taktd.ipc")]  # fmt: skip
     assert not wrong, "\n".join(wrong)
 
 

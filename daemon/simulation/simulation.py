@@ -13,9 +13,9 @@ from heapq import heapify, heapreplace
 from random import Random
 from typing import Any
 
-from taktd.daemon.schedule.histogram import Histogram
 from taktd.daemon.schedule.job import EXPIRE, NEVER, OK, START, Job, Queue, Task
 from taktd.daemon.scheduler import Scheduler
+from taktd.daemon.simulation.histogram import Histogram
 
 Release = tuple[int, int, int]
 """(time, lane, the job's own absolute deadline or 0)"""

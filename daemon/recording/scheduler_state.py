@@ -11,7 +11,7 @@ import json
 from collections import deque
 from typing import Any, Final
 
-from taktd.daemon.health.accounts import Accounts
+from taktd.daemon.schedule.accounts import Accounts
 from taktd.daemon.schedule.arrivals import Arrivals
 from taktd.daemon.schedule.best_effort import BestEffort, BestEffortLane
 from taktd.daemon.schedule.expiry import Expiries

@@ -12,7 +12,7 @@ from taktd.daemon.certification.costs import CRITICALITY, LoopCost, Measured, lo
 from taktd.daemon.config.configuration import Configuration, Loop
 from taktd.daemon.config.durations import PPM
 from taktd.daemon.schedule.job import Queue, Task
-from taktd.daemon.schedule.simulation import Distribution, Workload
+from taktd.daemon.simulation.simulation import Distribution, Workload
 
 __all__ = ["task_of", "workloads"]
 
