@@ -1,9 +1,9 @@
 """Why a deadline was missed: one of a closed set of causes for every job that was late or expired.
 
 A cause is named by asking what would have to go away for the job to make its deadline. What no admitted schedule
-contains (time off the core, time beyond a declared cost) is asked first, and named if it suffices; else the largest
-share of the delay is named, be it other jobs (blocked_by) or an idle device (wakeup). Pure; called only for
-jobs that missed.
+contains (time off the core, time beyond a declared cost) is asked first, and named if it suffices, then the same with
+the time that the device was idle although the job was there (wakeup); else the largest share of the delay is named,
+be it what other jobs took of their costs (blocked_by). Pure; called only for jobs that missed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cause_of_miss(
     if job.deadline_ns - due_ns < job.cost_ns and (job.deadline_ns < admitted_ns or job.release_ns > job.arrival_ns):
         return LATE_RELEASE, 0
 
-    blocked_ns = excess_ns = longest_ns = worst_ns = 0
+    blocked_ns = beyond_ns = excess_ns = longest_ns = worst_ns = 0
     away_ns = switched_out_ns
     blocker = overrunner = 0
     for other in _overlapping(before, running, due_ns):
@@ -56,6 +56,7 @@ def cause_of_miss(
             longest_ns, blocker = overlap_ns, other.lane
         over_ns = min(overlap_ns, other_end_ns - other.started_ns - other.cost_ns)
         if over_ns > 0:
+            beyond_ns += over_ns
             # What the machine took from it is no overrun of its own.
             taken_ns = min(over_ns, other.away_ns)
             away_ns += taken_ns
@@ -63,20 +64,30 @@ def cause_of_miss(
             excess_ns += over_ns
             if over_ns > worst_ns:
                 worst_ns, overrunner = over_ns, other.lane
-    own_ns = job.ended_ns - job.started_ns - job.cost_ns if job.ended_ns and job.started_ns else 0
-    idle_ns = max(0, started_ns - due_ns - blocked_ns)
+    own_ns = 0
+    if job.ended_ns and job.started_ns:
+        own_ns = max(0, job.ended_ns - job.started_ns - job.cost_ns)
+        own_ns -= min(own_ns, switched_out_ns)
+    beyond_cost = ((away_ns, MACHINE, 0), (own_ns, OVERRUN, job.lane), (excess_ns, OVERRUN, overrunner))
+    within_cost = (blocked_ns - beyond_ns, BLOCKED_BY, blocker)
+    idle = (max(0, started_ns - due_ns - blocked_ns), WAKEUP, 0)
+    return _largest(missing_ns, beyond_cost, within_cost, idle)
 
-    beyond_cost = (
-        (away_ns, MACHINE, 0),
-        (own_ns, OVERRUN, job.lane),
-        (excess_ns, OVERRUN, overrunner),
-    )
+
+Share = tuple[int, int, int]
+"""(ns of the delay, cause, detail)"""
+
+
+def _largest(missing_ns: int, beyond_cost: tuple[Share, ...], within_cost: Share, idle: Share) -> tuple[int, int]:
     for share_ns, cause, detail in beyond_cost:
         if share_ns >= missing_ns:
             return cause, detail
-    if sum(share[0] for share in beyond_cost if share[0] > 0) >= missing_ns:
-        return max(beyond_cost, key=lambda share: share[0])[1:]
-    shares = (*beyond_cost, (blocked_ns, BLOCKED_BY, blocker), (idle_ns, WAKEUP, 0))
+    shares = beyond_cost
+    if sum(share[0] for share in shares) < missing_ns:
+        shares = (*beyond_cost, idle)
+        # What an admitted schedule contains is to blame only where the rest is not enough, or is less than that.
+        if sum(share[0] for share in shares) < max(missing_ns, within_cost[0] + 1):
+            shares = (*beyond_cost, within_cost, idle)
     largest_ns, cause, detail = max(shares, key=lambda share: share[0])
     return (cause, detail) if largest_ns > 0 else (LATE_RELEASE, 0)
 

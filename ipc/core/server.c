@@ -492,7 +492,7 @@ int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot,
 	if (!more) {
 		takt_server_running(server, now_ns, lane->budget_ns != 0 ? lane->budget_ns : TAKT_BUDGET_UNKNOWN_NS);
 		if (server->witness && cost_ns != 0)
-			takt_witness_expect(server->witness, now_ns + cost_ns);
+			takt_witness_expect(server->witness, now_ns + cost_ns / 4 * 3);
 		takt_watch_begin(server, index, now_ns, cost_ns);
 	}
 	return 0;

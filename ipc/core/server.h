@@ -333,7 +333,7 @@ void takt_watch_forget(struct takt_server *server, uint32_t lane); /* what it fo
 /* A thread without Python: `priority` FIFO on `cores`; signals are for other threads. */
 int takt_thread_start(pthread_t *thread, int priority, const cpu_set_t *cores, void *(*entry)(void *), void *argument);
 
-/* witness.c. On the executor's own core, above its priority; due_ns: when the run has used up its cost. */
+/* witness.c. On the executor's own core, above its priority; due_ns: when most runs are over. */
 int takt_witness_start(struct takt_witness **out, int priority, const cpu_set_t *cores);
 void takt_witness_stop(struct takt_witness *witness);
 void takt_witness_expect(struct takt_witness *witness, uint64_t due_ns);

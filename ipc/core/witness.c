@@ -4,13 +4,13 @@
  *
  * A hypervisor takes cores away and often tells nobody: no steal time, no context switch, and the thread's own clock runs
  * on, so that a run which stood still looks like one that computed for too long. But no timer goes off on a core that is
- * not there. Before each run a timer is set to the moment at which the run will have used up what it may cost, and from
- * then on to every 0.1 ms; a thread of higher priority on the same core notes when it goes off. Late by more than a wake-up
- * takes: the core stood still meanwhile.
+ * not there. Before each run a timer is set to the moment at which the run will have used up three quarters of what it may
+ * cost, which most never reach, and from then on to every 0.1 ms; a thread of higher priority on the same core notes when
+ * it goes off. Late by more than a wake-up takes: the core stood still meanwhile.
  *
  * It doesn't see an absence that was over before that moment, so it errs to the run's disadvantage; one that is longer
  * than the run's cost it always sees. It costs one system call a run, and wake-ups of some microseconds where a run takes
- * longer than its cost; one where it is followed by a pause.
+ * longer than that; one where it is followed by a pause.
  *
  * The executor's thread and the witness share a core and the witness goes first: where one writes, the other stands still.
  * The watch, on another core, reads only.

@@ -53,6 +53,17 @@ def test_time_that_the_one_before_had_no_core_is_the_machines_too():
     assert run_long_then_short(5 * MS, 1 * MS, long_away_ns=MS // 2) == (cause.OVERRUN, 0)
 
 
+def test_what_the_machine_took_of_its_own_run_is_no_overrun_even_where_that_alone_would_do():
+    # 3.5 ms too long, 2 ms of it without a core; 2.5 ms would have been enough to miss.
+    assert run_long_then_short(1 * MS, 5 * MS + MS // 2, switched_out_ns=2 * MS) == (cause.MACHINE, 0)
+
+
+def test_a_stall_and_a_late_wakeup_together_are_not_put_down_to_what_was_admitted():
+    # 3 ms within the cost of the one before, 1 ms of a stall in it, 2.5 ms idle; the last two are more, and suffice.
+    found = run_long_then_short(4 * MS, 1 * MS, long_away_ns=1 * MS, idle_ns=5 * MS // 2)
+    assert found == (cause.WAKEUP, 0)
+
+
 def test_an_idle_device_is_a_late_wakeup():
     assert run_long_then_short(1 * MS, 1 * MS, idle_ns=3 * MS) == (cause.WAKEUP, 0)
 
