@@ -58,7 +58,7 @@ struct takt_succession {
 	uint32_t fenced;        /* successor: the owner that it has killed */
 	uint32_t ping;          /* successor: counts questions whether the owner's one thread is alive */
 	uint32_t how;           /* enum takt_news: how the owner came to it */
-	uint32_t pad0;
+	uint32_t pong;          /* owner's member thread: the last ping it has heard */
 	uint64_t since_ns;
 	uint64_t takeovers;
 	uint64_t fences;
@@ -112,6 +112,7 @@ enum {
 	TAKT_MEMBERS_MAX = 16,        /* of one ledger, that an executor knows how to fence */
 	TAKT_TURN_STEP_NS = 1000000,  /* a successor looks this often at an owner that has something to do */
 	TAKT_TURN_LAST_NS = 50000,    /* but as soon as the verdict is due, and never sooner than that again */
+	TAKT_STANDSTILL_NS = 200000000, /* so much longer may an owner be silent whose core stands still */
 	TAKT_TURN_REST_NS = 10000000, /* and this often once it had nothing to do for TAKT_TURN_REST_AFTER_NS */
 	TAKT_TURN_REST_AFTER_NS = 1000000000,
 	TAKT_BUDGET_UNKNOWN_NS = 1000000000, /* of a run on a lane whose budget nobody has told */
@@ -332,6 +333,9 @@ uint32_t takt_watch_collect(struct takt_server *server, struct takt_job *jobs);
 void takt_watch_forget(struct takt_server *server, uint32_t lane); /* what it found there and poll has not handed out */
 /* A thread without Python: `priority` FIFO on `cores`; signals are for other threads. */
 int takt_thread_start(pthread_t *thread, int priority, const cpu_set_t *cores, void *(*entry)(void *), void *argument);
+
+/* process.c. By a signal or a debugger, or dying, or in the kernel for good; also where nothing can be learnt. */
+int takt_process_is_stopped(int pidfd);
 
 /* witness.c. On the executor's own core, above its priority; due_ns: when most runs are over. */
 int takt_witness_start(struct takt_witness **out, int priority, const cpu_set_t *cores);

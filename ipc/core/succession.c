@@ -18,6 +18,10 @@
  * watcher itself did not run isn't counted against the owner. The verdict is carried out by SIGKILL through a pidfd, and
  * the lock is waited for as in any other death.
  *
+ * A core that stands still (taken by a hypervisor, or by the kernel's real-time throttle) is no hang of its owner. The
+ * member thread comes before the owner's one thread, on the same core: where it has not even heard the ping, and the
+ * process is not stopped, nothing runs there at all, and the verdict waits TAKT_STANDSTILL_NS longer.
+ *
  * The lock is held by the member thread while the executor's one thread does the work. SIGKILL stops all threads of a
  * process: the kernel marks them, the first one first, before any of them can begin to exit and so before the lock can
  * be given away. So there is no second lock between the two threads.
@@ -64,6 +68,7 @@ struct owner_view {
 	uint32_t owner;
 	uint32_t busy;       /* it had something to do when we looked last */
 	uint32_t pinged;
+	uint32_t ping;       /* its number */
 };
 
 struct takt_member {
@@ -200,25 +205,49 @@ static uint64_t limit_of(const struct takt_member *member, uint64_t run_started_
 	return takt_load_u64(&member->hang_after_ns) + budget_ns;
 }
 
+/* Whether nothing at all runs where the owner is to run. */
+static int stands_still(struct takt_member *member)
+{
+	const struct owner_view *view = &member->view;
+	int stopped = 1;
+
+	if (!view->pinged || takt_load_word(&member->succession->pong) == view->ping)
+		return 0;
+	pthread_mutex_lock(&member->guard);
+	for (uint32_t i = 0; i < TAKT_MEMBERS_MAX; i++)
+		if (member->fences[i].member == view->owner)
+			stopped = takt_process_is_stopped(member->fences[i].pidfd);
+	pthread_mutex_unlock(&member->guard);
+	return !stopped;
+}
+
+static void ping_owner(struct takt_member *member)
+{
+	struct owner_view *view = &member->view;
+
+	view->pinged = 1;
+	view->pinged_at = view->silent_ns;
+	view->ping = __atomic_add_fetch(&member->succession->ping, 1, __ATOMIC_RELAXED);
+	ring_bell(member->succession);
+}
+
 static void judge(struct takt_member *member, uint64_t run_started_ns)
 {
-	struct takt_succession *succession = member->succession;
 	struct owner_view *view = &member->view;
 	uint64_t limit_ns = limit_of(member, run_started_ns);
 
-	if (run_started_ns == 0 && !view->pinged) {
-		if (view->silent_ns < limit_ns / 4)
-			return;
-		view->pinged = 1;
-		view->pinged_at = view->silent_ns;
-		__atomic_fetch_add(&succession->ping, 1, __ATOMIC_RELAXED);
-		ring_bell(succession);
+	if (!view->pinged) {
+		if (view->silent_ns >= (run_started_ns == 0 ? limit_ns / 4 : limit_ns / 4 * 3))
+			ping_owner(member);
 		return;
 	}
 	if (run_started_ns == 0 && view->silent_ns - view->pinged_at < limit_ns / 2)
 		return;
-	if (view->silent_ns >= limit_ns)
-		fence(member, view->owner);
+	if (view->silent_ns < limit_ns)
+		return;
+	if (view->silent_ns < limit_ns + TAKT_STANDSTILL_NS && stands_still(member))
+		return;
+	fence(member, view->owner);
 }
 
 static void look_at_owner(struct takt_member *member, uint64_t step_ns)
@@ -317,6 +346,7 @@ static void be_owner(struct takt_member *member)
 	uint32_t ping = __atomic_load_n(&succession->ping, __ATOMIC_RELAXED);
 	int asked = 0;
 
+	takt_store_word(&succession->pong, ping);
 	for (;;) {
 		uint32_t bell = takt_load_state(&succession->bell); /* acquire: and then what it rang for */
 		if (takt_load_word(&member->let_go) || takt_load_word(&member->stop))
@@ -327,6 +357,7 @@ static void be_owner(struct takt_member *member)
 		}
 		if (takt_load_word(&succession->ping) != ping) {
 			ping = takt_load_word(&succession->ping);
+			takt_store_word(&succession->pong, ping);
 			call_executor(member);
 		}
 		await_bell(succession, bell);

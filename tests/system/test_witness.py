@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from taktd.daemon.execution.rights import Rights
 from taktd.daemon.execution.witness import is_guest, open_witness
+from tests.real_time import may_have_real_time
 
 # What a hypervisor does to a core, a thread of the highest priority does to everything else on it.
 SCENE = """
@@ -56,16 +56,7 @@ print(json.dumps(found))
 """
 
 
-def _may_have_real_time() -> bool:
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except OSError:
-        return False
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    return True
-
-
-@pytest.mark.skipif(not _may_have_real_time(), reason="SCHED_FIFO is not permitted here: the witness needs a priority")
+@pytest.mark.skipif(not may_have_real_time(), reason="SCHED_FIFO is not permitted here: the witness needs a priority")
 def test_a_core_that_stood_still_is_told_from_a_run_that_took_too_long() -> None:
     told = subprocess.run([sys.executable, "-c", SCENE], capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(told.stdout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,7 @@ from taktd.ipc import _core
 from tests.fakes import raw_lane as raw
 from tests.fakes.members import Behaviour, Load, Member, Members
 from tests.fakes.raw_lane import Daemon
+from tests.real_time import may_have_real_time
 
 MS = 1_000_000
 SHORT = Behaviour(hang_after_ns=60 * MS)
@@ -196,6 +199,45 @@ def test_an_endless_run_is_fenced(members: Members, load: Load) -> None:
     assert following.hear() == "hung"
     assert owner.await_end() == signal.SIGKILL
     load.finish()
+
+
+THIEF = """
+import os, sys, time
+os.sched_setaffinity(0, [int(sys.argv[1])])
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(90))
+print("here", flush=True)
+end = time.monotonic_ns() + int(sys.argv[2])
+while time.monotonic_ns() < end:
+    pass
+"""
+
+
+@pytest.mark.skipif(not may_have_real_time(), reason="SCHED_FIFO is not permitted here: nothing can take a core away")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core to watch from beside the one that is taken")
+def test_a_core_that_stands_still_is_no_hang_of_its_owner(members: Members, load: Load) -> None:
+    """What a hypervisor does to a core, a process of the highest priority does to everything else on it."""
+    watching, taken = sorted(os.sched_getaffinity(0))[:2]
+    owner = first(members)
+    following = standby(members, SHORT)
+    pin(owner.pid, taken)
+    pin(following.pid, watching)
+    load.go(10)
+    for _ in range(3):
+        load.finish()
+        with subprocess.Popen(
+            [sys.executable, "-c", THIEF, str(taken), str(150 * MS)], stdout=subprocess.PIPE
+        ) as thief:
+            assert thief.stdout is not None
+            assert thief.stdout.readline() == b"here\n"
+            load.go(5)
+    load.finish()
+    state = members.state()
+    assert (state["owner"], state["fences"]) == (owner.number, 0)
+
+
+def pin(pid: int, core: int) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), [core])
 
 
 def test_runs_within_their_budget_are_no_hang(members: Members, load: Load) -> None:
