@@ -217,8 +217,8 @@ def test_clients_that_vanish_leave_nothing(served: Running) -> None:
 def zmtp(served: Running) -> socket.socket:
     """A peer that has said who it is, byte by byte as ZMTP 3.0 has it: a DEALER."""
     raw = socket.socket(socket.AF_UNIX)
+    raw.connect(f"{served.runtime}/zmq.sock")  # with a time-out it would not wait for a place in the backlog
     raw.settimeout(30)
-    raw.connect(f"{served.runtime}/zmq.sock")
     raw.sendall(b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32))
     ready = b"\5READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
     raw.sendall(b"\4" + bytes([len(ready)]) + ready)

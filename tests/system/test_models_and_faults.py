@@ -14,7 +14,7 @@ from onnx import helper
 
 from tests import models
 from tests.conftest import Start
-from tests.running import Running
+from tests.running import Running, eventually
 
 YAML = """\
 devices: {{sim0: {{driver: sim, cost: 200us, seed: 3{device}}}}}
@@ -64,7 +64,7 @@ def test_each_fault_is_what_the_client_sees(taktd: Start, tmp_path: Path) -> Non
     assert running.taktctl_json("fault", "list")["faults"] == [
         {"device": "sim0", "kind": "lost", "factor": 1, "runs": 1}
     ]
-    assert "NaN" in running.log
+    eventually(lambda: "NaN" in running.log, what="the log says it, when the executor has time")
 
 
 def test_a_reply_says_that_an_output_was_flagged(taktd: Start, tmp_path: Path) -> None:
@@ -76,7 +76,8 @@ def test_a_reply_says_that_an_output_was_flagged(taktd: Start, tmp_path: Path) -
             assert reply.ok
             assert reply.not_finite is flagged, value
             np.testing.assert_array_equal(lane.outputs["y"], value)
-    assert "output 'y' of model 'go1' has NaN or infinity in it" in running.log
+    told = "output 'y' of model 'go1' has NaN or infinity in it"
+    eventually(lambda: told in running.log, what="the log says it, when the executor has time")
 
 
 def test_a_hanging_engine_does_not_keep_the_daemon_from_stopping(taktd: Start, tmp_path: Path) -> None:
