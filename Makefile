@@ -24,7 +24,7 @@ say = @echo "$(1)" >&2
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
 	@echo "make test       linters and tests, under 10 minutes"
-	@echo "make test-long  whole daemons, killed, flooded and swapped: some ten minutes"
+	@echo "make test-long  whole daemons, killed, flooded and swapped: a quarter of an hour"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make test-gpu-fakes  the GPU path with the real pycuda, compiled once (minutes), on a simulated driver"
 	@echo "make test-rtx   building engines with the real TensorRT-RTX (95 MB, downloaded once), on the CPU"
