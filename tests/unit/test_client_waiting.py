@@ -151,6 +151,15 @@ def test_other_threads_run_while_one_waits(node: ipc.Node) -> None:
             assert after > before + 10, wait
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As in a terminal: a shell starts what it puts in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_wait(node: ipc.Node) -> None:
     with node.attach("never") as lane:
         threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
