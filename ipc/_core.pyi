@@ -326,7 +326,7 @@ class Server:
         """Jobs of this lane are run however late they are: the watch answers none of them."""
 
     def set_witness(self, witness: Witness) -> None:
-        """From now on `begin` tells the witness when each run will have used up its cost. Kept to the process's end."""
+        """From now on `begin` tells the witness when most runs of that cost are over. The server keeps it."""
 
     def watch(self, priority: int, cores: Sequence[int]) -> None:
         """Start the thread that answers hopeless jobs in long runs. priority 0: SCHED_OTHER; no cores: as here."""

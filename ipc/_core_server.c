@@ -13,6 +13,7 @@
 typedef struct {
 	PyObject_HEAD
 	struct takt_server server;
+	PyObject *witness; /* keeps the server's alive; NULL: none */
 	int open;    /* server is initialised */
 	int waiting; /* wait() runs without the GIL: the one thread that owns the server is in there */
 } Server;
@@ -95,6 +96,7 @@ static void server_dealloc(PyObject *self)
 		takt_watch_stop(&((Server *)self)->server);
 	if (((Server *)self)->open)
 		takt_server_destroy(&((Server *)self)->server);
+	Py_XDECREF(((Server *)self)->witness); /* after the watch, which asks it */
 	release(self);
 	Py_DECREF(type);
 }
@@ -292,6 +294,22 @@ static PyObject *server_runs_late(PyObject *self, PyObject *number)
 	if (!server || !(lane = get_lane(server, number)))
 		return NULL;
 	takt_server_runs_late(server, lane->index);
+	Py_RETURN_NONE;
+}
+
+static PyObject *server_set_witness(PyObject *self, PyObject *object)
+{
+	struct takt_server *server = enter(self);
+	struct takt_witness *witness;
+	PyObject *before;
+
+	if (!server || !(witness = takt_py_witness(object)))
+		return NULL;
+	before = ((Server *)self)->witness;
+	Py_INCREF(object);
+	((Server *)self)->witness = object;
+	server->witness = witness;
+	Py_XDECREF(before);
 	Py_RETURN_NONE;
 }
 
@@ -504,7 +522,7 @@ static PyMethodDef methods[] = {
 	{"keep_record", server_keep_record, METH_O, NULL},
 	{"runs_late", server_runs_late, METH_O, NULL},
 	{"watch", server_watch, METH_VARARGS, NULL},
-	{"set_witness", takt_py_set_witness, METH_O, NULL},
+	{"set_witness", server_set_witness, METH_O, NULL},
 	FAST(complete),
 	FAST(slot_address),
 	FAST(shapes),

@@ -13,7 +13,9 @@ struct takt_server *takt_py_enter(PyObject *self);
 /* A sequence of core numbers; their count, or -1 with an exception set. */
 Py_ssize_t takt_py_cores(PyObject *cores, cpu_set_t *set);
 
-PyObject *takt_py_set_witness(PyObject *self, PyObject *witness);
+/* _core_witness.c: the witness of a Witness object, or NULL with an exception set. */
+struct takt_witness *takt_py_witness(PyObject *witness);
+
 PyObject *takt_py_open_ledger(PyObject *self, PyObject *args);
 PyObject *takt_py_activate(PyObject *self, PyObject *lane);
 PyObject *takt_py_release(PyObject *self, PyObject *lane);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * _core_witness.c: taktd.ipc._core.Witness, which sees the executor's core stand still, and Server.set_witness.
+ * _core_witness.c: taktd.ipc._core.Witness, which sees the executor's core stand still.
  */
 #include "_core_server.h"
 
 typedef struct {
 	PyObject_HEAD
-	struct takt_witness *witness; /* NULL: closed */
+	struct takt_witness *witness; /* NULL: not initialised */
 } Witness;
 
 static PyTypeObject *witness_type;
@@ -73,19 +73,12 @@ static PyObject *witness_absent_ns(PyObject *self, PyObject *now)
 	return PyLong_FromUnsignedLongLong(takt_witness_absent_ns(witness, now_ns));
 }
 
-PyObject *takt_py_set_witness(PyObject *self, PyObject *witness)
+struct takt_witness *takt_py_witness(PyObject *witness)
 {
-	struct takt_server *server = takt_py_enter(self);
-
-	if (!server)
-		return NULL;
-	if (!PyObject_TypeCheck(witness, witness_type))
-		return PyErr_Format(PyExc_TypeError, "set_witness takes a Witness");
-	server->witness = get(witness);
-	if (!server->witness)
-		return NULL;
-	Py_INCREF(witness); /* the server's to the end of the process: both live that long */
-	Py_RETURN_NONE;
+	if (PyObject_TypeCheck(witness, witness_type))
+		return get(witness);
+	PyErr_SetString(PyExc_TypeError, "expected a Witness");
+	return NULL;
 }
 
 static PyObject *witness_over(PyObject *self, PyObject *ignored)

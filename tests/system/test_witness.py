@@ -75,3 +75,16 @@ def test_without_a_hypervisor_or_a_core_of_its_own_there_is_no_witness(tmp_path:
     assert is_guest(tmp_path)
     assert open_witness(Rights("other", 0, [1])) is None
     assert open_witness(Rights("fifo", 80, [0, 1])) is None
+
+
+@pytest.mark.skipif(not may_have_real_time(), reason="SCHED_FIFO is not permitted here: the witness needs a priority")
+def test_a_witness_ends_with_whoever_needs_it() -> None:
+    """A server keeps its witness; the one that measuring used is gone when measuring is over."""
+    code = (
+        "import os; from taktd.daemon.execution.dispatch_cost import dispatch_cost_ns; from taktd.ipc import _core\n"
+        "threads = lambda: len(os.listdir('/proc/self/task'))\n"
+        "before = threads(); witness = _core.Witness(1, [max(os.sched_getaffinity(0))]); during = threads()\n"
+        "dispatch_cost_ns(witness); del witness; print(during - before, threads() - before)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["1", "0"]
