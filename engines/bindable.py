@@ -1,12 +1,10 @@
 """Which tensors of a model an engine may keep in memory that a client can write while the engine runs.
 
 A lane's slot stays mapped by the client during a run. ONNX Runtime checks indices and sizes once and uses them later,
-so
-an operand that changes under it can make it read or write outside its buffers (seen with Gather and TopK: SIGSEGV).
+so an operand that changes under it can make it read or write outside its buffers (seen with Gather and TopK: SIGSEGV).
 A tensor is therefore bound in place only if everything that touches it treats it as plain numbers: the value may come
 out wrong, and nothing else can happen. The rule is applied to the *optimised* graph, since the optimiser removes Casts
-and
-fuses operators.
+and fuses operators.
 
 * An input is bindable if each consumer is on ``READS_PLAIN_NUMBERS`` at that operand. Operators that only rename memory
   (``RENAMES``: their output may be the very same buffer) are looked through.

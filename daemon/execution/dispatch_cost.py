@@ -1,6 +1,5 @@
 """What a dispatch costs besides the engine: taking a job, deciding, answering. Measured on this machine, under the
-rights
-the executor has, through the very calls it makes around a run; it goes into every C that admission reckons with.
+rights the executor has, through the very calls it makes around a run; it goes into every C that admission reckons with.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Keeps an executor below the share of a core that the kernel leaves to real-time work.
 
 ``/proc/sys/kernel/sched_rt_runtime_us`` (950 000 of 1 000 000 by default) takes the core away from a real-time thread
-that
-has used up its share: a hole of up to 50 ms in the middle of a control loop. An executor that runs and spins without a
-break would get there, so it takes many small breaks itself, when nothing admitted is due: early jobs, best
+that has used up its share: a hole of up to 50 ms in the middle of a control loop. An executor that runs and spins
+without a break would get there, so it takes many small breaks itself, when nothing admitted is due: early jobs, best
 effort and spinning wait until the debt is paid.
 
 Pure arithmetic on times that are handed in: a leaky bucket that fills while awake and empties while asleep.

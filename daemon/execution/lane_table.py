@@ -1,14 +1,11 @@
 """The lanes that one executor serves or could serve, ledger by ledger, and the slow work on them between jobs.
 
 A ledger is one device's lanes with the record of what was taken and done there. An executor owns its own device's
-ledger
-and stands by for others': their lanes are mapped and bound as well, dormant, until the core says that the ledger has
-passed
-to it. What the owner before had taken and not done is then done again.
+ledger and stands by for others': their lanes are mapped and bound as well, dormant, until the core says that the ledger
+has passed to it. What the owner before had taken and not done is then done again.
 
 Binding costs up to a millisecond a slot and happens between the jobs of other loops: adding, swapping and removing
-lanes are
-*chores*, cut into steps that the executor takes in gaps. Nothing here decides when a job runs.
+lanes are *chores*, cut into steps that the executor takes in gaps. Nothing here decides when a job runs.
 """
 
 from __future__ import annotations
@@ -75,8 +72,8 @@ class LaneTable:
         """Maps and binds every lane of the plan: attaching is cheap afterwards, and nothing is bound late.
 
         ``descriptors``: ledger, statistics, journal; memory and wake-up socket of each loop's lane and of each lane of
-        a
-        model whose client is still there; then for each device it stands by for: ledger, statistics, the loops' lanes.
+        a model whose client is still there; then for each device it stands by for: ledger, statistics, the loops'
+        lanes.
         """
         self.lanes: dict[int, ServedLane] = {}
         self.chores: deque[Chore] = deque()

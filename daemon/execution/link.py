@@ -1,8 +1,7 @@
 """The socket between the supervisor and one executor: JSON messages with descriptors, one datagram each.
 
 Both ends are ours and of one version (an executor is started by its supervisor or adopted after a check), so a message
-that
-does not parse is a defect and raises; it is never answered.
+that does not parse is a defect and raises; it is never answered.
 """
 
 from __future__ import annotations

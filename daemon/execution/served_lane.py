@@ -1,8 +1,7 @@
 """One lane in an executor: the runs that are bound to its slots.
 
 Bound for both output areas, so that taking a lane over from another executor binds nothing: which area is this
-executor's
-is known only then. Nothing here decides when a job runs.
+executor's is known only then. Nothing here decides when a job runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A client that rewrites its input while the engine reads it harms its own results and nothing else (FAULTS 12).
 
 Each model runs in a child on memory that this process scribbles on all the while. The child must live. A canary binds
-in
-place what must not be bound in place, and has to die: else the attack is too weak to prove anything.
+in place what must not be bound in place, and has to die: else the attack is too weak to prove anything.
 """
 
 from __future__ import annotations
