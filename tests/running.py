@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,15 @@ class Running:
 
     def memory_bytes(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
+
+
+@contextmanager
+def serving(folder: Path, yaml: str) -> Iterator[Running]:
+    """A daemon that is ready; it must end in order afterwards."""
+    running = Running(folder, yaml)
+    try:
+        running.start().await_ready()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.close()

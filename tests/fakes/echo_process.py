@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 DAEMON = Path(__file__).resolve().parent / "echo_daemon.py"
@@ -27,3 +29,13 @@ def end_daemon(daemon: subprocess.Popen[bytes]) -> None:
     daemon.stdin.close()
     daemon.stdout.close()
     daemon.wait(10)
+
+
+@contextmanager
+def echo(folder: Path) -> Iterator[str]:
+    """A daemon at a socket in the folder, whose path this is; it must end in order."""
+    path = f"{folder}/lanes.sock"
+    daemon = start_daemon(path)
+    yield path
+    end_daemon(daemon)
+    assert daemon.returncode == 0

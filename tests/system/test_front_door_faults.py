@@ -18,7 +18,7 @@ from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import inference_pb2_grpc
 from taktd.ipc.zmq import Client
 from tests import models
-from tests.running import Running, eventually
+from tests.running import Running, eventually, serving
 
 YAML = """\
 devices: {{cpu0: {{driver: cpu}}, cpu1: {{driver: cpu}}}}
@@ -37,13 +37,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("faults")
     models.identity(folder / "id.onnx", (1, 4))
     models.slow(folder / "slow.onnx")
-    running = Running(folder, YAML.format(folder=folder))
-    try:
-        running.start().await_ready()
+    with serving(folder, YAML.format(folder=folder)) as running:
         yield running
-        assert running.stop() == 0
-    finally:
-        running.close()
 
 
 class Subscriber:

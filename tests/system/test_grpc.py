@@ -28,7 +28,7 @@ from tritonclient.utils import InferenceServerException
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import inference_pb2_grpc
 from tests import models
-from tests.running import Running, eventually
+from tests.running import Running, eventually, serving
 
 YAML = """\
 node: {{name: cell-07}}
@@ -62,13 +62,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     models.identity(folder / "scalar.onnx", ())
     models.identity(folder / "chatter.onnx", ("n",))
     models.slow(folder / "slow.onnx")
-    running = Running(folder, YAML.format(folder=folder))
-    try:
-        running.start().await_ready()
+    with serving(folder, YAML.format(folder=folder)) as running:
         yield running
-        assert running.stop() == 0
-    finally:
-        running.close()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from taktd.daemon.cli import report
 from tests import models
-from tests.running import Running, eventually
+from tests.running import Running, eventually, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = """\
@@ -36,13 +36,8 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("metrics")
     models.identity(folder / "id.onnx", (4,))
-    running = Running(folder, YAML.format(folder=folder))
-    try:
-        running.start().await_ready()
+    with serving(folder, YAML.format(folder=folder)) as running:
         yield running
-        assert running.stop() == 0
-    finally:
-        running.close()
 
 
 def get(served: Running, path: str) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import inference_pb2_grpc
 from taktd.ipc.zmq import Client, ZmqRefused
 from tests import models
-from tests.running import Running, eventually
+from tests.running import Running, eventually, serving
 from tests.system.test_grpc import code_of
 
 YAML = """\
@@ -47,15 +47,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     models.identity(folder / "file.onnx", (1, 4))
     models.slow(folder / "slow.onnx")
     negated = models.save(folder / "neg.onnx", [helper.make_node("Neg", ["x"], ["y"])], [x], [y])
-    running = Running(folder, YAML.format(folder=folder))
-    try:
-        running.start().await_ready()
+    with serving(folder, YAML.format(folder=folder)) as running:
         for name in ("id", "pinned"):
             assert running.taktctl("model", "add", name, str(negated)).returncode == 0
         yield running
-        assert running.stop() == 0
-    finally:
-        running.close()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from zmq import auth
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import inference_pb2_grpc
 from tests import models
-from tests.running import Running
+from tests.running import Running, serving
 
 YAML = """\
 devices: {{cpu0: {{driver: cpu}}}}
@@ -67,13 +67,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "clients").mkdir()
     auth.create_certificates(folder, "zmq")
     auth.create_certificates(folder / "clients", "robot")
-    running = Running(folder, YAML.format(folder=folder, grpc=free_port(), zmq=free_port()))
-    try:
-        running.start().await_ready()
+    with serving(folder, YAML.format(folder=folder, grpc=free_port(), zmq=free_port())) as running:
         yield running
-        assert running.stop() == 0
-    finally:
-        running.close()
 
 
 def address(served: Running, name: str) -> str:

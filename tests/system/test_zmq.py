@@ -17,7 +17,7 @@ import zmq
 from taktd.ipc.errors import NotConnected
 from taktd.ipc.zmq import AsyncClient, Client, ZmqRefused
 from tests import models
-from tests.running import Running, eventually
+from tests.running import Running, eventually, serving
 from tests.system.test_supervisor import as_user
 
 YAML = """\
@@ -43,13 +43,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     models.identity(folder / "id.onnx", (4,))
     models.identity(folder / "big.onnx", (1, 3, 224, 224))
     models.slow(folder / "slow.onnx")
-    running = Running(folder, YAML.format(folder=folder))
-    try:
-        running.start().await_ready()
+    with serving(folder, YAML.format(folder=folder)) as running:
         yield running
-        assert running.stop() == 0
-    finally:
-        running.close()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 from taktd import ipc
 from taktd.ipc import _core, client, errors
-from tests.fakes.echo_process import end_daemon, start_daemon
+from tests.fakes.echo_process import echo, end_daemon, start_daemon
 
 LONG_US = 5_000_000
 WAITS = ("spin", "block", "hybrid")
@@ -29,11 +29,8 @@ Start = Callable[..., tuple[str, "subprocess.Popen[bytes]"]]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    path = f"{tmp_path_factory.mktemp('echo')}/lanes.sock"
-    daemon = start_daemon(path)
-    yield path
-    end_daemon(daemon)
-    assert daemon.returncode == 0
+    with echo(tmp_path_factory.mktemp("echo")) as path:
+        yield path
 
 
 @pytest.fixture

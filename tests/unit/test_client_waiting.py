@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from taktd import ipc
-from tests.fakes.echo_process import end_daemon, start_daemon
+from tests.fakes.echo_process import echo
 
 LONG_US = 5_000_000
 WAITS = ("spin", "block", "hybrid")
@@ -21,11 +21,8 @@ WAITS = ("spin", "block", "hybrid")
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    path = f"{tmp_path_factory.mktemp('echo')}/lanes.sock"
-    daemon = start_daemon(path)
-    yield path
-    end_daemon(daemon)
-    assert daemon.returncode == 0
+    with echo(tmp_path_factory.mktemp("echo")) as path:
+        yield path
 
 
 @pytest.fixture
