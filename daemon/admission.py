@@ -16,7 +16,7 @@ from math import lcm
 from typing import Any, Final, Literal
 
 from taktd.daemon.config.durations import PPM, format_duration
-from taktd.daemon.schedule.demand import Demand, Effort, Load, Undecided
+from taktd.daemon.schedule.demand import Demand, Effort, Load, LoopLoad, Undecided
 from taktd.daemon.schedule.response_time import worst_case_response_ns
 
 __all__ = [
@@ -170,19 +170,6 @@ class Verdict:
 # ---- the parts of a verdict ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    """A loop with another period or deadline, while searching for what fits."""
-
-    name: str
-    period_ns: int
-    deadline_ns: int
-    jitter_ns: int
-    cost_ns: int
-    criticality: int
-    order: int
-
-
 def validate(loads: Sequence[Load]) -> None:
     """Raises InvalidLoop for numbers that describe no loop."""
     for load in loads:
@@ -333,7 +320,7 @@ class _Search:
 
     def fits(self, period_ns: int, deadline_ns: int) -> bool:
         loop = self.loop
-        changed = _Changed(
+        changed = LoopLoad(
             loop.name, period_ns, deadline_ns, loop.jitter_ns, loop.cost_ns, loop.criticality, loop.order
         )
         loads = [changed if load is loop else load for load in self.loads]

@@ -13,10 +13,11 @@ from itertools import takewhile
 from typing import Any, Final, Literal
 
 from taktd.daemon import admission
-from taktd.daemon.certification.costs import BudgetTooSmall, Load, LoopCost, Measured, loads_of, loop_cost, model_costs
+from taktd.daemon.certification.costs import BudgetTooSmall, LoopCost, Measured, loads_of, loop_cost, model_costs
 from taktd.daemon.certification.standby import CantStandIn, Standby, hang_after_ns, judge_standby
 from taktd.daemon.config.configuration import BestEffort, Configuration
 from taktd.daemon.config.durations import format_duration, format_ppm
+from taktd.daemon.schedule.demand import LoopLoad
 
 OnRefusal = Literal["refuse", "shed", "uncertified"]
 REAL_TIME_POLICIES: Final = ("fifo", "rr")
@@ -145,7 +146,7 @@ def _reason_not_certified(
 
 def _served_loads(
     configuration: Configuration, device: str, costs: Mapping[str, LoopCost], outcome: admission.Outcome
-) -> list[Load]:
+) -> list[LoopLoad]:
     return [load for load in loads_of(configuration, device, costs) if load.name in outcome.served]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from taktd.daemon.config.configuration import Configuration, Loop, Model
 from taktd.daemon.config.durations import PPM, format_duration
+from taktd.daemon.schedule.demand import LoopLoad
 
 Measured = Mapping[str, Mapping[str, int]]  # batch size → {"p50_ns", "p99_ns", "p999_ns", "max_ns", "runs", …}
 
@@ -76,26 +77,13 @@ def model_costs(model: Model, measured: Measured, margin_ppm: int, dispatch_ns: 
     return tuple(accumulate(costs, max))
 
 
-@dataclass(frozen=True)
-class Load:
-    """One loop as admission sees it."""
-
-    name: str
-    period_ns: int
-    deadline_ns: int
-    jitter_ns: int
-    cost_ns: int
-    criticality: int
-    order: int
-
-
 CRITICALITY = {"hard": 0, "firm": 1, "soft": 2}
 
 
-def loads_of(configuration: Configuration, device: str, costs: Mapping[str, LoopCost]) -> tuple[Load, ...]:
+def loads_of(configuration: Configuration, device: str, costs: Mapping[str, LoopCost]) -> tuple[LoopLoad, ...]:
     """The device's loops in configuration order."""
     return tuple(
-        Load(
+        LoopLoad(
             loop.name, loop.period_ns, loop.deadline_ns, loop.jitter_ns, costs[loop.name].cost_ns,
             CRITICALITY[loop.criticality], order,
         )

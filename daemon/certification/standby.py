@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from taktd.daemon import admission
-from taktd.daemon.certification.costs import CRITICALITY, Load, LoopCost, Measured, loads_of, standby_cost
+from taktd.daemon.certification.costs import CRITICALITY, LoopCost, Measured, loads_of, standby_cost
 from taktd.daemon.config.configuration import Configuration
+from taktd.daemon.schedule.demand import LoopLoad
 
 THROTTLED_NS: Final = 50_000_000  # the kernel's real-time throttle keeps a healthy executor still for as long
 # Without real-time rights, or without cores of its own, others may keep it still for longer than that.
@@ -48,7 +49,7 @@ def judge_standby(
     served: list[str] = []
     order = len(configuration.loops)
     for loop, _ in sorted(loops, key=lambda entry: (entry[0].fallback_uncertified, CRITICALITY[entry[0].criticality])):
-        load = Load(
+        load = LoopLoad(
             loop.name, loop.period_ns, loop.deadline_ns, loop.jitter_ns, there[loop.name].cost_ns,
             CRITICALITY[loop.criticality], order,
         )  # fmt: skip

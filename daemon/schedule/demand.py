@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Final, Protocol
 
-__all__ = ["Demand", "Effort", "Load", "Undecided"]
+__all__ = ["Demand", "Effort", "Load", "LoopLoad", "Undecided"]
 
 # A step of the search costs as much as evaluating this many loops, besides the loops themselves.
 STEP_OVERHEAD: Final = 5
@@ -50,6 +50,19 @@ class Load(Protocol):
     def criticality(self) -> int: ...
     @property
     def order(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLoad:
+    """A load and nothing else."""
+
+    name: str
+    period_ns: int
+    deadline_ns: int
+    jitter_ns: int
+    cost_ns: int
+    criticality: int
+    order: int
 
 
 class Undecided(Exception):

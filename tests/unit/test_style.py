@@ -32,7 +32,7 @@ DAEMON_MAY_IMPORT: dict[str, set[str]] = {
     "scheduler": {"schedule"},
     "admission": {"config", "schedule"},
     "doctor": set(),
-    "certification": {"admission", "config", "doctor"},
+    "certification": {"admission", "config", "doctor", "schedule"},
     "recording": {"config", "schedule", "scheduler"},
     "simulation": {"admission", "certification", "config", "schedule", "scheduler"},
     "execution": {"recording", "schedule", "scheduler"},
