@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import os
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from taktd.daemon.doors.control_door import ControlError
-from taktd.daemon.health.loop_tap import COMPLETION, COMPLETION_TAIL, ENTRY_BYTES, LATE
+from taktd.daemon.health.lane_view import COMPLETION, COMPLETION_TAIL, ENTRY_BYTES, LATE, LaneView
+from taktd.daemon.health.loop_tap import LoopTap
 from taktd.daemon.shadow.comparison import Comparison
 from taktd.daemon.shadow.lane_sampler import LaneSampler
 from taktd.daemon.shadow.shadow import Shadow
@@ -101,18 +103,18 @@ def test_what_was_not_done_well_or_is_no_entry_is_not_looked_at(
     assert sampler.torn == 0
 
 
-def between(sampler: LaneSampler, do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def between(do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """While the outputs are copied, after the inputs."""
-    tensors, calls = LaneSampler._tensors, []
+    tensors, calls = LaneView._tensors, []
 
-    def copying(self: LaneSampler, slot: int, places: list[tuple[int, int]]) -> list[bytes]:
+    def copying(self: LaneView, slot: int, places: list[tuple[int, int]]) -> list[bytes]:
         found = tensors(self, slot, places)
         calls.append(slot)
         if len(calls) == 2:
             do()
         return found
 
-    monkeypatch.setattr(LaneSampler, "_tensors", copying)
+    monkeypatch.setattr(LaneView, "_tensors", copying)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def between(sampler: LaneSampler, do: Callable[[], None], monkeypatch: pytest.Mo
 def test_a_torn_sample_is_dropped_and_counted(
     lane: Lane, sampler: LaneSampler, monkeypatch: pytest.MonkeyPatch, change: Callable[[Lane], None]
 ) -> None:
-    between(sampler, lambda: change(lane), monkeypatch)
+    between(lambda: change(lane), monkeypatch)
     lane.job(1, slot=0)
     assert sampler.sample() is None
     assert sampler.torn == 1
@@ -139,6 +141,23 @@ def test_what_had_gone_by_before_it_came_is_not_sampled(lane: Lane) -> None:
     late = LaneSampler(lane.layout, os.dup(lane.layout["fd"]))
     assert late.sample() is None
     late.close()
+
+
+def test_whoever_publishes_a_lane_looks_at_no_other_completions_than_who_runs_it_again(lane: Lane) -> None:
+    published: list[tuple[int, list[bytes]]] = []
+
+    async def look() -> None:
+        tap = LoopTap("walk", lane.layout, os.dup(lane.layout["fd"]), lambda topic, event, tensors: (
+            published.append((event["sequence"], tensors))))  # fmt: skip
+        lane.job(1, slot=0, area=1)
+        for more in ({"slot": 4}, {"area": 2}, {"sequence": 0}, {"slot": 2**32 - 1}):
+            lane.complete(**{"sequence": 2, "slot": 0, **more})
+        lane.job(6, slot=1, status=FAILED)
+        tap._look()
+        tap.close()
+
+    asyncio.run(look())
+    assert published == [(1, [struct.pack("<2f", 1, 9)]), (6, [])]
 
 
 # ---- comparison ----
