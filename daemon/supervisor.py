@@ -188,6 +188,7 @@ class Supervisor:
 
     async def _serve(self) -> None:
         """The whole of a run: start everything, then keep telling how it goes. Ends by cancellation."""
+        self.every(PATIENCE_ASKED_S, self._ask_for_patience)
         inspections = await self.takeover.begin()
         if inspections is None:
             if self.refused:
@@ -212,7 +213,6 @@ class Supervisor:
         self.every(CONFIRM_S, self.devices.confirm_costs)
         if self.notifier.watchdog_ns:
             self.every(self.notifier.watchdog_ns / 1e9 / WATCHDOG_PARTS, self._feed_watchdog)
-        self.every(PATIENCE_ASKED_S, self._ask_for_patience)
         for member in self.takeover.adopt():
             member.process.start()
         self.every(LEFT_LANES_S, self.takeover.look)
@@ -380,7 +380,7 @@ class Supervisor:
     def status_text(self) -> str:
         """One line for systemd and the log."""
         up = [d for d in self.devices.values() if d.serving]
-        loops = sum(len(d.served_loops()) for d in up)
+        loops = _counted(sum(len(d.served_loops()) for d in up), "loop")
         missing = [f"{d.name}: {d.doing}" for d in self.devices.values() if not d.serving]
         if missing:
             return f"not ready: {'; '.join(missing)}"
@@ -388,13 +388,13 @@ class Supervisor:
         stand_ins = [f"{d.name} by its stand-in {home} ({d.doing})" for d, home in served_by]
         told = f", {', '.join(stand_ins)}" if stand_ins else ""
         refused = f", by the configuration before: {self.file} is refused" if self.refused else ""
-        return (
-            f"{loops} loops on {len(up)} devices, {'certified' if self.certified else 'not certified'}{told}{refused}"
-        )
+        certified = "certified" if self.certified else "not certified"
+        return f"{loops} on {_counted(len(up), 'device')}, {certified}{told}{refused}"
 
     def _ask_for_patience(self) -> None:
-        """An engine is built or a GPU is awaited, and nobody stands in: systemd must not start us again for it."""
-        if not self.announced and any(one.progress or one.process.tries for one in self.devices.values()):
+        """Models are inspected, or an engine is built or a GPU awaited: systemd must not start us again for it."""
+        waits = not self.devices or any(one.progress or one.process.tries for one in self.devices.values())
+        if waits and not self.announced:
             self.notifier.extend(PATIENCE_S)
 
     def _feed_watchdog(self) -> None:
@@ -474,6 +474,10 @@ class Supervisor:
             log("error", f"still charged at the end, a defect of taktd: {held}")
         log("notice", "stopped", event="stopped")
         self.notifier.close()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def main(file: Path) -> int:

@@ -37,6 +37,7 @@ loops:
 admission: {{on_refusal: uncertified}}
 limits: {{lanes_per_uid: 8}}
 """
+FREE = "admission: {on_refusal: uncertified}\n"
 
 
 @pytest.fixture
@@ -65,6 +66,22 @@ def as_user(uid: int, action: Callable[[], str]) -> str:
         said = answer.read().decode()
     os.waitpid(child, 0)
     return said
+
+
+def test_a_start_asks_for_patience_before_it_looks_at_the_models(taktd: Start, yaml: str) -> None:
+    """An inspection may take longer than systemd waits for a start (TimeoutStartSec=)."""
+    said = [line for text in taktd(yaml).notifications for line in text.split("\n")]
+    inspecting, loading = said.index("STATUS=inspecting models"), said.index("STATUS=loading engines")
+    asked = [number for number, line in enumerate(said) if line.startswith("EXTEND_TIMEOUT_USEC=")]
+    assert asked, said
+    assert asked[0] < inspecting < loading, said
+
+
+def test_a_daemon_with_one_loop_does_not_speak_of_loops(taktd: Start, tmp_path: Path) -> None:
+    models.identity(tmp_path / "id.onnx", (4,))
+    head = f"devices:\n  cpu0: {{driver: cpu}}\nmodels:\n  id: {{path: {tmp_path}/id.onnx}}\n"
+    running = taktd(head + "loops:\n  walk: {model: id, device: cpu0, period: 10ms, budget: 2ms}\n" + FREE)
+    assert "ready: 1 loop on 1 device, " in running.log
 
 
 def test_attach_infer_detach(taktd: Start, yaml: str) -> None:
