@@ -8,7 +8,7 @@ tensors are what the model takes. Sizes are bytes, times int nanoseconds of CLOC
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Protocol, TypeVar
 
@@ -22,6 +22,8 @@ PRIORITY_MAX: Final = 1 << 32
 TIMEOUT_US_MAX: Final = 86_400_000_000  # a day
 DTYPE_BITS: Final[dict[str, int]] = {name: _core.DTYPE_BITS[number] for name, number in _core.DTYPES.items()}
 NAMES_SHOWN_MAX: Final = 8
+KEPT_MAX: Final = 256  # requests whose unchanging part is kept; answers likewise
+KEPT_BYTES_MAX: Final = 2048  # of such a part of a request
 
 
 class Outcome(Enum):
@@ -133,6 +135,50 @@ class Request:
     deadline_ns: int = 0  # absolute; 0: none
     max_age_ns: int = 0  # a job that has not started so long after its arrival is not wanted any more; 0: any age
     priority: int = 0  # 1 is the highest; 0: after all that have one
+
+    def arrive(self, now_ns: int) -> None:
+        """It was read with times relative to its arrival, which is now."""
+        self.arrival_ns = now_ns
+        if self.deadline_ns:
+            self.deadline_ns += now_ns
+
+
+class KnownRequests:
+    """What requests that come again and again have in common: all but their tensors' elements, their id, their times.
+
+    A protocol cuts that part out of its message: it is the key, and what a message with that key means is not read
+    anew. Bounded: when it is full it begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[Request, tuple[tuple[str, str, tuple[int, ...]], ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: bytes, tensors: Sequence[Raw], arrival_ns: int) -> Request | None:
+        """One like it with these tensors, without an id; None where none is known, or it has another number of them."""
+        known = self._known.get(key)
+        if known is None:
+            return None
+        like, inputs = known
+        if len(inputs) != len(tensors):
+            return None
+        deadline_ns = like.deadline_ns
+        return Request(
+            like.model, like.version, "",
+            [Tensor(name, dtype, shape, data) for (name, dtype, shape), data in zip(inputs, tensors, strict=True)],
+            like.wanted, arrival_ns, deadline_ns and arrival_ns + deadline_ns, like.max_age_ns, like.priority,
+        )  # fmt: skip
+
+    def keep(self, key: bytes, request: Request) -> None:
+        """From now on a message with that key is known, unless it is too long. request: with relative times."""
+        if len(key) > KEPT_BYTES_MAX:
+            return
+        if len(self._known) >= KEPT_MAX:
+            self._known.clear()
+        inputs = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in request.inputs)
+        self._known[key] = replace(request, id="", inputs=()), inputs
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ the rest is kept (`RequestReader`), and so is the part of an answer that does no
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,7 +18,9 @@ from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc.contents import raw_from_contents
 from taktd.ipc.inference import (
     DTYPE_BITS,
+    KEPT_MAX,
     Answer,
+    KnownRequests,
     Outcome,
     Raw,
     Refusal,
@@ -32,8 +33,6 @@ from taktd.ipc.inference import (
 TENSORS_MAX: Final = 128
 RANK_MAX: Final = 32
 PARAMETERS_MAX: Final = 64
-KEPT_MAX: Final = 256  # requests and answers whose unchanging part is kept
-KEPT_BYTES_MAX: Final = 2048  # of such a part of a request
 _ID_TAG: Final = 3 << 3 | 2
 _RAW_INPUT_TAG: Final = 7 << 3 | 2
 _RAW_OUTPUT_TAG: Final = bytes([6 << 3 | 2])
@@ -112,44 +111,23 @@ def _not_a_request() -> Refusal:
     return Refusal(Outcome.INVALID, "the message is not a ModelInferRequest: it can't be parsed as protobuf")
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A request without what changes from one to the next. Deadlines are relative."""
-
-    request: Request
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
 class RequestReader:
     """Reads requests; one that is like an earlier one but for its tensors and its id is not parsed anew."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._known = KnownRequests()
 
     def read(self, data: bytes, arrival_ns: int) -> Request:
         """As `request_from`."""
         head, request_id, raw = split(data)
-        known = self._known.get(head)
-        if known is None or len(raw) != len(known.inputs):
-            return self._read_anew(head, request_id, raw, arrival_ns)
-        like = known.request
-        inputs = [Tensor(*about, view) for about, view in zip(known.inputs, raw, strict=True)]
-        deadline_ns = like.deadline_ns and arrival_ns + like.deadline_ns
-        return Request(
-            like.model, like.version, _text(request_id), inputs, like.wanted, arrival_ns, deadline_ns, like.max_age_ns,
-            like.priority,
-        )  # fmt: skip
-
-    def _read_anew(self, head: bytes, request_id: bytes, raw: list[memoryview], arrival_ns: int) -> Request:
-        request = _parsed(head, request_id, raw, 0)
-        if raw and len(head) <= KEPT_BYTES_MAX:
-            if len(self._known) >= KEPT_MAX:
-                self._known.clear()
-            inputs = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in request.inputs)
-            self._known[head] = _Known(replace(request, id="", inputs=()), inputs)
-        request.arrival_ns = arrival_ns
-        if request.deadline_ns:
-            request.deadline_ns += arrival_ns
+        request = self._known.get(head, raw, arrival_ns)
+        if request is None:
+            request = _parsed(head, request_id, raw, 0)
+            if raw:
+                self._known.keep(head, request)
+            request.arrive(arrival_ns)
+        elif request_id:
+            request.id = _text(request_id)
         return request
 
 

@@ -6,13 +6,24 @@ What a peer sends is judged here: sizes first, then types, then meaning. Nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
 
-from taktd.ipc.inference import Answer, Model, Outcome, Raw, Refusal, Request, Tensor, apply_parameters
+from taktd.ipc.inference import (
+    KEPT_BYTES_MAX,
+    KEPT_MAX,
+    Answer,
+    KnownRequests,
+    Model,
+    Outcome,
+    Raw,
+    Refusal,
+    Request,
+    Tensor,
+    apply_parameters,
+)
 
 VERSION: Final = 1
 HEADER_BYTES_MAX: Final = 64 << 10
@@ -20,8 +31,6 @@ TENSORS_MAX: Final = 128
 RANK_MAX: Final = 32
 PARAMETERS_MAX: Final = 64
 ID_BYTES_MAX: Final = 128
-KEPT_MAX: Final = 256  # requests and replies whose unchanging part is kept
-KEPT_BYTES_MAX: Final = 2048  # of such a part of a request
 OPERATIONS: Final = ("infer", "models", "ready")
 
 Header = dict[str, Any]
@@ -120,14 +129,6 @@ def _tensor(described: Any, data: memoryview) -> Tensor:
     return Tensor(name, dtype, tuple(shape), data)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A request without what changes from one to the next. Deadlines are relative."""
-
-    request: Request
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
 class RequestReader:
     """Reads requests for inference; one whose header is like an earlier one's but for its id is not parsed anew.
 
@@ -135,33 +136,23 @@ class RequestReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._known = KnownRequests()
 
     def remembered(self, head: Raw, tensors: Sequence[memoryview], arrival_ns: int) -> tuple[Any, Request] | None:
         """(id, the request) where one like it was read before."""
-        cut = _without_id(bytes(head)) if len(head) <= KEPT_BYTES_MAX else None
-        known = self._known.get(cut[1]) if cut else None
-        if cut is None or known is None or len(known.inputs) != len(tensors):
+        cut = _without_id(head)
+        if cut is None:
             return None
-        like = known.request
-        inputs = [Tensor(*about, data) for about, data in zip(known.inputs, tensors, strict=True)]
-        deadline_ns = like.deadline_ns and arrival_ns + like.deadline_ns
-        return cut[0], Request(
-            like.model, like.version, "", inputs, like.wanted, arrival_ns, deadline_ns, like.max_age_ns, like.priority
-        )
+        request = self._known.get(cut[1], tensors, arrival_ns)
+        return None if request is None else (cut[0], request)
 
     def read(self, head: Raw, header: Header, tensors: Sequence[memoryview], arrival_ns: int) -> Request:
         """As `request_from`; header is the content of head."""
         request = request_from(header, tensors, 0)
-        cut = _without_id(bytes(head)) if len(head) <= KEPT_BYTES_MAX else None
+        cut = _without_id(head)
         if cut is not None and len(header) == head[0] & 0x0F:  # no key twice
-            if len(self._known) >= KEPT_MAX:
-                self._known.clear()
-            inputs = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in request.inputs)
-            self._known[cut[1]] = _Known(replace(request, inputs=()), inputs)
-        request.arrival_ns = arrival_ns
-        if request.deadline_ns:
-            request.deadline_ns += arrival_ns
+            self._known.keep(cut[1], request)
+        request.arrive(arrival_ns)
         return request
 
 
@@ -170,8 +161,11 @@ _ID_AT: Final = 1 + len(_BEGINNING)
 _NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # MessagePack's unsigned integers: their bytes
 
 
-def _without_id(head: bytes) -> tuple[Any, bytes] | None:
+def _without_id(header: Raw) -> tuple[Any, bytes] | None:
     """(id, the header without it); None where it is not a small map that begins with v and an id that is a number."""
+    if len(header) > KEPT_BYTES_MAX:
+        return None
+    head = bytes(header)
     if len(head) <= _ID_AT or head[0] & 0xF0 != 0x80 or head[1:_ID_AT] != _BEGINNING:
         return None
     first, end = head[_ID_AT], _ID_AT + 1

@@ -9,7 +9,7 @@ import pytest
 
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import messages
-from taktd.ipc.inference import Answer, Model, Outcome, Refusal, Tensor
+from taktd.ipc.inference import KEPT_BYTES_MAX, KEPT_MAX, Answer, Model, Outcome, Refusal, Tensor
 from taktd.ipc.zmq import protocol
 
 MODEL = Model("m", "3", "onnx", (), (), dynamic=False)
@@ -97,12 +97,24 @@ def test_one_tensor_more_or_less_is_noticed_in_a_request_like_an_earlier_one() -
 
 def test_what_readers_keep_is_bounded() -> None:
     grpc_reader, zmq_reader = messages.RequestReader(), protocol.RequestReader()
-    for number in range(3 * messages.KEPT_MAX):
+    for number in range(3 * KEPT_MAX):
         grpc_reader.read(grpc_request(takt_deadline_us=number + 1).SerializeToString(), 0)
         header = {"v": 1, "id": 1, "model": f"m{number}", "inputs": []}
         zmq_reader.read(msgpack.packb(header), header, [], 0)
-    assert len(grpc_reader._known) <= messages.KEPT_MAX
-    assert len(zmq_reader._known) <= protocol.KEPT_MAX
+    assert len(grpc_reader._known) <= KEPT_MAX
+    assert len(zmq_reader._known) <= KEPT_MAX
+
+
+def test_what_is_too_long_to_keep_is_read_anew_each_time() -> None:
+    grpc_reader, zmq_reader = messages.RequestReader(), protocol.RequestReader()
+    given = grpc_request()
+    given.model_name = "m" * KEPT_BYTES_MAX
+    header = {"v": 1, "id": 1, "model": given.model_name, "inputs": []}
+    for _ in range(2):
+        assert grpc_reader.read(given.SerializeToString(), 0).model == given.model_name
+        assert zmq_reader.remembered(msgpack.packb(header), [], 0) is None
+        assert zmq_reader.read(msgpack.packb(header), header, [], 0).model == given.model_name
+    assert len(grpc_reader._known) == len(zmq_reader._known) == 0
 
 
 def test_a_header_is_remembered_without_its_id_and_only_where_it_begins_as_recommended() -> None:
