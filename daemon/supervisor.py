@@ -40,8 +40,8 @@ from taktd.daemon.logbook import log
 from taktd.daemon.models.commands import ModelCommands
 from taktd.daemon.models.inspection import Inspector, ModelRefused
 from taktd.daemon.notify import Notifier
-from taktd.daemon.shadow.shadow import LOOK_S as SHADOW_LOOK_S
-from taktd.daemon.shadow.shadow import Shadow
+from taktd.daemon.shadow.commands import LOOK_S as SHADOW_LOOK_S
+from taktd.daemon.shadow.commands import Shadow
 from taktd.daemon.supervision import idle_latency
 from taktd.daemon.supervision.device_plan import FallbackRefused, Inspection, plans_of
 from taktd.daemon.supervision.devices import Devices
@@ -108,7 +108,7 @@ class Supervisor:
         self.outer.make_gateway()
         self.desk = FrontDesk(self)
         self.book = StatusBook(self)
-        self.watch = MachineWatch({}, self._ground_moved, read_gpus=GpuReader())
+        self.watch = MachineWatch({}, self._ground_moved, opened=self._opened_gpus, read_gpus=GpuReader())
         self._follow_machine()
         self.announced = False  # READY=1 was sent
         self.stopping = False
@@ -315,8 +315,10 @@ class Supervisor:
 
     def _follow_machine(self) -> None:
         devices = self.configuration.devices.values()
-        gpus = {device.name: device.gpu.device for device in devices if device.gpu is not None}
-        self.watch.follow({device.name: frozenset(device.cores) for device in devices}, gpus)
+        self.watch.follow({device.name: frozenset(device.cores) for device in devices})
+
+    def _opened_gpus(self) -> dict[str, str]:
+        return {name: device.member.gpu["uuid"] for name, device in self.devices.items() if device.member.gpu}
 
     def devices_changed(self) -> None:
         """An executor became ready, died, or serves something else."""

@@ -57,12 +57,6 @@ class GpuReading:
     processes: tuple[int, ...]
     compute_mode: int | None = None
     uuid: str = ""
-    pci: str = ""  # 0000:01:00.0
-
-    def is_called(self, name: str) -> bool:
-        """Whether a configuration's name for a GPU (UUID, PCI address or index) means this one."""
-        asked = name.lower()
-        return asked in (self.uuid.lower(), str(self.index)) or (":" in asked and _pci(asked) == self.pci)
 
     @property
     def throttled_by(self) -> tuple[str, ...]:
@@ -173,14 +167,7 @@ def _read_gpu(nvml: Any, index: int) -> GpuReading | None:
         processes=tuple(sorted(users)),
         compute_mode=ask("nvmlDeviceGetComputeMode"),
         uuid=_text(ask("nvmlDeviceGetUUID") or ""),
-        pci=_pci(_text(getattr(ask("nvmlDeviceGetPciInfo"), "busId", "") or "")),
     )
-
-
-def _pci(address: str) -> str:
-    """One way to write an address: NVML's domain has eight digits, everybody else's four."""
-    domain, _, rest = address.lower().partition(":")
-    return f"{domain[-4:]}:{rest}" if rest.count(":") == 1 else address.lower()
 
 
 def _text(value: object) -> str:

@@ -66,7 +66,7 @@ def capture(
 ) -> Preconditions:
     """The state of the machine now, for executors on these cores. A forbidden file counts as one that isn't there.
 
-    gpu: which one of the readings counts, as the configuration calls it; None: all of them, "": none.
+    gpu: UUID of the one whose readings count; None: all of them, "": none.
     """
     online = parse_cores(_text(tree, f"{CPU}/online")) or cores
     return Preconditions(
@@ -77,7 +77,7 @@ def capture(
         gpus=tuple(
             GpuState(one.index, one.persistence, one.clock_mhz, one.throttled_by, _others(tree, one))
             for one in (readings.gpus if readings else ())
-            if gpu is None or one.is_called(gpu)
+            if gpu is None or one.uuid.lower() == gpu.lower()
         ),
         gpu_library="" if gpu == "" else library_version(tree),
     )
@@ -90,7 +90,8 @@ def ground(tree: Tree, cores: frozenset[int]) -> list[str]:
 
 
 def lost(certified: Preconditions, now: Preconditions) -> tuple[Lost, ...]:
-    """What was fine when the certificate was given and is not any more. What became better is no loss."""
+    """What was fine when the certificate was given and is not any more, and what never is: a GPU that is slowed or that
+    others use. What became better is no loss."""
     found: list[Lost] = []
     cores_now = {core.core: core for core in now.cores}
     for before in certified.cores:
@@ -144,10 +145,9 @@ def _lost_on_gpu(before: GpuState, now: GpuState) -> list[Lost]:
     found: list[Lost] = []
     if before.persistence and now.persistence is False:
         found.append(Lost("gpu_persistence", subject, "on", "off", "systemctl restart nvidia-persistenced"))
-    new = [reason for reason in now.throttled_by if reason not in before.throttled_by]
-    if new:
+    if now.throttled_by:
         mend = f"nvidia-smi -i {before.index} -q -d TEMPERATURE,POWER"
-        found.append(Lost("gpu_throttling", subject, "not slowed", "slowed by " + ", ".join(new), mend))
+        found.append(Lost("gpu_throttling", subject, "not slowed", "slowed by " + ", ".join(now.throttled_by), mend))
     if (
         before.clock_mhz is not None
         and now.clock_mhz is not None
@@ -155,8 +155,8 @@ def _lost_on_gpu(before: GpuState, now: GpuState) -> list[Lost]:
     ):
         mend = f"nvidia-smi -i {before.index} -lgc {before.clock_mhz}"
         found.append(Lost("gpu_clock", subject, f"{before.clock_mhz} MHz", f"{now.clock_mhz} MHz", mend))
-    if intruders := sorted(now.others - before.others):
-        others = ", ".join(str(pid) for pid in intruders)
+    if now.others:
+        others = ", ".join(str(pid) for pid in sorted(now.others))
         mend = f"nvidia-smi -i {before.index} -c EXCLUSIVE_PROCESS, and stop {others}"
         found.append(Lost("gpu_users", subject, "taktd's alone", f"used by process {others}", mend))
     return found

@@ -167,6 +167,7 @@ class Reloader:
                 supervisor.apply(*before)
                 raise
             await change.settle()
+            supervisor.watch.certify([part.device.name for part in change.parts])
             for line in self._left_out():
                 log("warning", line, epoch=supervisor.epoch)
         except (NotAdmitted, FallbackRefused) as refused:

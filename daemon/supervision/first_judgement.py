@@ -57,7 +57,7 @@ class FirstJudgement:
                 known[name].serve(Schedule.of(judged))
             else:
                 known[name].schedule = Schedule.of(judged)
-        self._supervisor.watch.certify()
+        self._supervisor.watch.certify(new)
 
     def _waits(self, missing: list[Member]) -> bool:
         """Whether to wait for the others: a while, unless each of them has said that it takes longer."""

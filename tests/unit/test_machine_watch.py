@@ -52,6 +52,22 @@ def test_a_loss_is_told_once_and_its_end_too(machine: Path) -> None:
     assert heard.changes[1:] == [("cpu0", [])]
 
 
+def test_what_is_lost_is_not_back_because_a_configuration_was_taken_over(machine: Path) -> None:
+    heard = Heard()
+    cores = {"cpu0": frozenset({3}), "cpu1": frozenset({2})}
+    watch = MachineWatch(cores, heard, tree=Tree(machine))
+    watch.certify()
+    (machine / GOVERNOR).write_text("powersave")
+    watch.look()
+    watch.follow(cores | {"cpu2": frozenset({3})})
+    watch.certify()
+    watch.look()
+    assert heard.changes == [("cpu0", ["governor"])], "a new device rests on what is"
+    watch.certify(["cpu0"])
+    watch.look()
+    assert heard.changes[1:] == [("cpu0", [])], "it was measured anew, as the machine is now"
+
+
 def test_a_device_that_is_not_pinned_rests_on_all_cores(machine: Path) -> None:
     heard = Heard()
     watch = MachineWatch({"cpu0": frozenset()}, heard, tree=Tree(machine))
@@ -69,7 +85,7 @@ def test_nothing_is_lost_before_there_is_a_certificate(machine: Path) -> None:
     assert heard.changes == []
 
 
-GPUS = {"gpu0": "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00", "gpu1": "0000:02:00.0"}
+GPUS = {"gpu0": "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00", "gpu1": "GPU-b"}
 CORES = {"cpu0": frozenset({1}), "gpu0": frozenset({3}), "gpu1": frozenset({2})}
 
 
@@ -81,8 +97,11 @@ class TwoGpus:
         self.nvml = FakeNvml(*self.cards)
         self.heard = Heard()
         self.asked = 0
+        self.opened = dict(GPUS)
         self._reader = GpuReader(lambda: self.nvml)
-        self.watch = MachineWatch(CORES, self.heard, gpus=GPUS, tree=Tree(machine), read_gpus=self._read)
+        self.watch = MachineWatch(
+            CORES, self.heard, opened=lambda: self.opened, tree=Tree(machine), read_gpus=self._read
+        )
         self.watch.certify()
         self.watch.look()
 
@@ -124,6 +143,27 @@ def test_what_one_gpu_loses_revokes_the_certificate_of_its_device_alone(
     assert gpus.heard.changes == [("gpu1", [name])]
 
 
+def test_a_card_is_watched_once_it_is_opened_and_while_its_executor_is_dead(machine: Path) -> None:
+    gpus = TwoGpus(machine)
+    gpus.opened = {}
+    gpus.cards[1].throttle_reasons = 0x40
+    gpus.watch.look()
+    assert gpus.heard.changes == [("gpu1", ["gpu_throttling"])]
+    gpus.cards[1].throttle_reasons = 0
+    later = MachineWatch(CORES, heard := Heard(), opened=lambda: gpus.opened, tree=Tree(machine), read_gpus=gpus._read)
+    later.certify()
+    later.look()
+    gpus.cards[0].throttle_reasons = 0x40
+    later.look()
+    assert heard.changes == [], "whose card it is nobody knows yet"
+    gpus.cards[0].throttle_reasons = 0
+    gpus.opened = dict(GPUS)
+    later.look()
+    gpus.cards[0].throttle_reasons = 0x40
+    later.look()
+    assert heard.changes == [("gpu0", ["gpu_throttling"])]
+
+
 def test_a_card_that_answers_no_more_is_lost_and_the_other_is_not(machine: Path) -> None:
     gpus = TwoGpus(machine)
     gpus.nvml.lost = {0}
@@ -159,7 +199,7 @@ def test_without_nvidia_ml_py_it_is_said_once_and_nothing_is_lost(
 ) -> None:
     heard = Heard()
     reader = GpuReader(lambda: None)
-    watch = MachineWatch(CORES, heard, gpus=GPUS, tree=Tree(machine), read_gpus=reader)
+    watch = MachineWatch(CORES, heard, opened=lambda: GPUS, tree=Tree(machine), read_gpus=reader)
     watch.certify()
     watch.look()
     watch.look()

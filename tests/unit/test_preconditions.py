@@ -81,6 +81,11 @@ def test_a_gpu_loses_its_clock_its_persistence_or_itself(gpu: GpuReading | None,
     assert [loss.name for loss in lost(certified(), now)] == names
 
 
+def test_a_gpu_that_was_slowed_or_used_by_others_from_the_start_has_no_ground() -> None:
+    slowed = capture(Tree(GOOD), CORE_3, readings(replace(GPU, throttle_reasons=0x40, processes=(4711,))))
+    assert [loss.name for loss in lost(slowed, slowed)] == ["gpu_throttling", "gpu_users"]
+
+
 def test_what_was_measured_at_another_clock_is_another_measurement(tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(GOOD, root, symlinks=True)
