@@ -43,7 +43,7 @@ def store_of(model: Model) -> ModelStore:
 
 
 class ModelCommands:
-    """shadow_of: what a version that ran beside a model has shown, None where there was none (shadow.py)."""
+    """shadow_of: what a version that ran beside a model has shown, None where there was none (shadow/commands.py)."""
 
     def __init__(self, host: Host, shadow_of: Callable[[str], dict[str, Any] | None] = lambda name: None) -> None:
         self._host, self._shadow_of = host, shadow_of

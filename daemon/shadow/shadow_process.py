@@ -11,7 +11,7 @@ from taktd.daemon.supervision.kept_process import KeptProcess, Message
 class ShadowProcess(KeptProcess):
     """changed: called whenever it has said something or ended. seen: what it said last."""
 
-    module = "taktd.daemon.shadow.process"
+    module = "taktd.daemon.shadow.runner"
     farewell: ClassVar[Message] = {"op": "stop"}
 
     def __init__(self, model: str, configure: Message, changed: Callable[[], None]) -> None:

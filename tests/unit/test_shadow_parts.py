@@ -17,9 +17,9 @@ import pytest
 from taktd.daemon.doors.control_door import ControlError
 from taktd.daemon.health.lane_view import COMPLETION, COMPLETION_TAIL, ENTRY_BYTES, LATE, LaneView
 from taktd.daemon.health.loop_tap import LoopTap
+from taktd.daemon.shadow.commands import Shadow
 from taktd.daemon.shadow.comparison import Comparison
 from taktd.daemon.shadow.lane_sampler import LaneSampler
-from taktd.daemon.shadow.shadow import Shadow
 from taktd.engines.difference import Rules
 from taktd.engines.tensors import DTYPE_BY_NUMBER, TensorSpec
 from taktd.ipc import _core

@@ -1,6 +1,6 @@
 """A model's next version beside the one that loops use, on copies of the same inputs: started, followed, ended.
 
-`taktctl model activate NAME N --shadow`. The version runs in a process of its own (process.py) that reads the lanes'
+`taktctl model activate NAME N --shadow`. The version runs in a process of its own (runner.py) that reads the lanes'
 memory; no executor knows of it. There is one shadow at a time. What it has shown stays to be looked at after its end,
 until the next one begins or taktd ends.
 """

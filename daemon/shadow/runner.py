@@ -1,9 +1,9 @@
-"""`python -m taktd.daemon.shadow.process`: a model's next version, run on copies of the jobs that loops have done.
+"""`python -m taktd.daemon.shadow.runner`: a model's next version, run on copies of the jobs that loops have done.
 
-Started and watched by the supervisor (shadow.py), which tells it over one inherited socket what to run and which lanes
-to look at; when that socket ends it ends too. It reads the lanes' memory beside the loops and writes to none of it. It
-runs only when nobody else wants its core (SCHED_IDLE), where there are others not on the executors' cores, and rests
-after each run as long as that took.
+Started and watched by the supervisor (shadow_process.py), which tells it over one inherited socket what to run and
+which lanes to look at; when that socket ends it ends too. It reads the lanes' memory beside the loops and writes to
+none of it. It runs only when nobody else wants its core (SCHED_IDLE), where there are others not on the executors'
+cores, and rests after each run as long as that took.
 
 Messages from the supervisor: `configure`, `lane` with a loop's memory, `lane.gone`, `stop`. To it: `ready` with what
 verification said, `failed`, and `seen` twice a second.
@@ -42,7 +42,7 @@ EXIT_FAILED: Final = 3
 Message = dict[str, Any]
 
 
-class Shadow:
+class Runner:
     """One run, from `configure` to the end of the link."""
 
     def __init__(self, link: ExecutorLink, plan: Message) -> None:
@@ -157,19 +157,19 @@ def run(link: ExecutorLink) -> int:
         return 0  # told to stop before it began
     stand_aside(plan["cores"])
     try:
-        shadow = Shadow(link, plan)
+        runner = Runner(link, plan)
     except (ModelRefused, EngineFailure) as error:
         link.send({"op": "failed", "error": str(error)})
         return EXIT_FAILED
-    link.send({"op": "ready", "verified": shadow.verified, "notes": shadow.notes})
-    shadow.serve()
-    shadow.close()
+    link.send({"op": "ready", "verified": runner.verified, "notes": runner.notes})
+    runner.serve()
+    runner.close()
     return 0
 
 
 def main() -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="taktd.daemon.shadow.process", description="Started by taktd, not by hand.")
+    parser = argparse.ArgumentParser(prog="taktd.daemon.shadow.runner", description="Started by taktd, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
     link = ExecutorLink(socket.socket(fileno=parser.parse_args().control_fd))
     try:
