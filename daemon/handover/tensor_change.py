@@ -16,31 +16,13 @@ from taktd.daemon.doors.lane_door import Connection
 from taktd.daemon.models.commands import store_of
 from taktd.daemon.models.inspection import ModelRefused
 from taktd.daemon.models.store import StoreError, version_of
-from taktd.daemon.supervision.device_plan import Inspection
 from taktd.daemon.supervision.lanes import Lane, LaneState
+from taktd.daemon.supervision.tensor_difference import as_a_change, tensor_difference
 
 if TYPE_CHECKING:
     from taktd.daemon.supervisor import Supervisor
 
 CLIENTS_NAMED_MAX: Final = 8
-
-
-def tensor_change(old: Inspection, new: Inspection) -> str:
-    """What is first found to differ, in words; "" if nothing is."""
-    for side in ("inputs", "outputs"):
-        what = side[:-1]
-        before, after = ({t["name"]: f"{t['dtype_name']}{list(t['dims'])}" for t in i[side]} for i in (old, new))
-        for name, told in before.items():
-            if name not in after:
-                return f"{what} {name}, {told}, would not be there any more"
-            if after[name] != told:
-                return f"{what} {name} is {told}, and would be {after[name]}"
-        for name, told in after.items():
-            if name not in before:
-                return f"{what} {name}, {told}, would be new"
-        if list(before) != list(after):
-            return f"{side} would come in another order: {', '.join(after)}"
-    return ""
 
 
 async def refuse_other_tensors(supervisor: Supervisor, name: str, version: int) -> None:
@@ -57,7 +39,7 @@ async def refuse_other_tensors(supervisor: Supervisor, name: str, version: int) 
         raise ControlError(str(error), error.hint) from None
     except ModelRefused as refused:
         raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
-    if change := tensor_change(known[0], new):
+    if change := tensor_difference(known[0], new, as_a_change):
         clients = ", ".join(attached[:CLIENTS_NAMED_MAX])
         raise ControlError(
             f"{name}: version {version} has other tensors than version {version_of(model)}, and programs are attached: "

@@ -20,8 +20,8 @@ from taktd.daemon.models.inspection import ModelRefused
 from taktd.daemon.models.store import StoreError, version_of
 from taktd.daemon.shadow.shadow_process import ShadowProcess
 from taktd.daemon.supervision.engine_plan import engine_rules
-from taktd.daemon.supervision.fallback import tensor_difference
 from taktd.daemon.supervision.served_device import STAND_IN, ServedDevice
+from taktd.daemon.supervision.tensor_difference import as_a_change, tensor_difference
 from taktd.ipc import _core
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Shadow:
             raise ControlError(str(error), error.hint) from None
         except ModelRefused as refused:
             raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
-        if different := tensor_difference(device.inspections[model.name], inspection):
+        if different := tensor_difference(device.inspections[model.name], inspection, as_a_change):
             raise ControlError(
                 f"model {model.name}: version {number} has other tensors than the version that is served: {different}",
                 "it can't run on copies of the same inputs; see docs/models.md on changing tensors",

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from taktd.daemon.config.configuration import Configuration, Loop
+from taktd.daemon.supervision.tensor_difference import Inspection, Tensor, tensor_difference
 from taktd.engines.tensors import DTYPE_BY_NUMBER, DType
 from taktd.ipc import _core
 
-__all__ = ["constant_problem", "fallback_problems", "local_answer", "tensor_difference"]
+__all__ = ["constant_problem", "fallback_problems", "local_answer"]
 
 LOCAL_ANSWER: Final = struct.Struct("<II")  # takt_local_answer: path; takt_constant: bytes
 NO_CONSTANTS: Final = ("FP8E4M3FN", "FP8E4M3FNUZ", "FP8E5M2", "FP8E5M2FNUZ", "UINT4", "INT4")
-
-Inspection = Mapping[str, Any]
 
 
 def fallback_problems(configuration: Configuration, inspections: Mapping[str, Inspection]) -> list[str]:
@@ -37,7 +36,7 @@ def _problems(configuration: Configuration, inspections: Mapping[str, Inspection
         for place, one in enumerate(loop.fallback):
             key = f"loops.{loop.name}.fallback[{place}]"
             if one.kind == "device" and one.model and one.model != loop.model:
-                difference = tensor_difference(own, inspections[one.model])
+                difference = tensor_difference(own, inspections[one.model], _needed)
                 if difference:
                     yield f"{key}: model {one.model} can't stand in for {loop.model}: {difference}"
             elif one.kind == "constant":
@@ -46,17 +45,11 @@ def _problems(configuration: Configuration, inspections: Mapping[str, Inspection
                     yield f"{key}.constant{problem}"
 
 
-def tensor_difference(own: Inspection, other: Inspection) -> str:
-    """The first difference between the tensors of two models, "" if there is none."""
-    for side in ("inputs", "outputs"):
-        ours, theirs = own[side], other[side]
-        if len(ours) != len(theirs):
-            return f"it has {len(theirs)} {side}, {len(ours)} are needed"
-        for mine, its in zip(ours, theirs, strict=True):
-            found, needed = (f"{t['name']} {t['dtype_name']}{list(t['dims'])}" for t in (its, mine))
-            if found != needed:
-                return f"found {side[:-1]} {found}, needed {needed}"
-    return ""
+def _needed(side: str, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:
+    if len(ours) != len(theirs):
+        return f"it has {len(theirs)} {side}, {len(ours)} are needed"
+    needed, found = next((mine, its) for mine, its in zip(ours, theirs, strict=True) if mine != its)
+    return f"found {side[:-1]} {' '.join(found)}, needed {' '.join(needed)}"
 
 
 def _shape(values: Any) -> tuple[int, ...] | None:

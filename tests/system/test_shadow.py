@@ -170,7 +170,7 @@ def test_it_follows_the_loop_from_one_client_to_the_next(running: Running) -> No
     [
         (["activate", "policy", "9", "--shadow"], "there is no version 9", "there are"),
         (["activate", "policy", "1", "--shadow"], "version 1 is what the loops use", "another version"),
-        (["activate", "policy", "4", "--shadow"], "output actions FP32[1, 5], needed actions FP32[1, 4]", "tensors"),
+        (["activate", "policy", "4", "--shadow"], "output actions is FP32[1, 4], and would be FP32[1, 5]", "tensors"),
         (["activate", "nobody", "1", "--shadow"], "there is no model 'nobody'", "there are"),
         (["activate", "plain", "1", "--shadow"], "has no versions", "version: latest"),
         (["activate", "spare", "1", "--shadow"], "no loop uses model spare", "without --shadow"),

@@ -10,9 +10,9 @@ import pytest
 from taktd.daemon.certification.certification import Evidence, NotAdmitted, judge
 from taktd.daemon.config.configuration import Configuration, load
 from taktd.daemon.handover.probation import Count, worse
-from taktd.daemon.handover.tensor_change import tensor_change
 from taktd.daemon.supervision.device_plan import FallbackRefused, lane_signature, plans_of
 from taktd.daemon.supervision.devices import RETURN_PAUSE_NS_MAX, return_pause_ns
+from taktd.daemon.supervision.tensor_difference import as_a_change, tensor_difference
 
 SECOND_NS = 1_000_000_000
 YAML = """\
@@ -70,15 +70,15 @@ def test_a_change_touches_the_executors_it_must(tmp_path: Path, old: str, new: s
 def test_what_differs_in_the_tensors_of_two_versions_is_told(change: dict[str, Any], told: str) -> None:
     old, new = tensors(4), tensors(4)
     new["inputs"][0] |= change
-    assert tensor_change(old, new) == told
+    assert tensor_difference(old, new, as_a_change) == told
 
 
 def test_tensors_that_come_and_change_places_are_told() -> None:
     old, new = tensors(4), tensors(4)
     new["outputs"].append({**new["outputs"][0], "name": "z"})
-    assert tensor_change(old, new) == "output z, FP32[1, 4], would be new"
+    assert tensor_difference(old, new, as_a_change) == "output z, FP32[1, 4], would be new"
     old["outputs"].insert(0, new["outputs"][1])
-    assert tensor_change(old, new) == "outputs would come in another order: y, z"
+    assert tensor_difference(old, new, as_a_change) == "outputs would come in another order: y, z"
 
 
 def test_another_content_of_a_model_touches_whoever_runs_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from taktd.daemon.certification.cost_file import loop_costs
 from taktd.daemon.config.configuration import Configuration, load
-from taktd.daemon.supervision.fallback import constant_problem, fallback_problems, local_answer, tensor_difference
+from taktd.daemon.supervision.fallback import constant_problem, fallback_problems, local_answer
 
 
 def tensor(name: str, dims: list[int], dtype: int = 1, dtype_name: str = "FP32") -> dict[str, Any]:
@@ -44,13 +44,12 @@ def configured(folder: Path, fallback: str) -> Configuration:
     ],
 )
 def test_a_stand_in_has_the_loop_s_tensors(tmp_path: Path, other: dict[str, Any], said: str) -> None:
-    assert said in tensor_difference(GO1, other)
     problems = fallback_problems(
         configured(tmp_path, "{device: cpu1, model: small}, hold"), {"go1": GO1, "small": other}
     )
     assert len(problems) == bool(said)
     if said:
-        assert problems[0].startswith("loops.walk.fallback[0]: model small can't stand in for go1: ")
+        assert problems[0].startswith(f"loops.walk.fallback[0]: model small can't stand in for go1: {said}")
 
 
 @pytest.mark.parametrize(
