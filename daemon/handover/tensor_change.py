@@ -8,14 +8,12 @@ it describes models anew to whoever asks.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from taktd.daemon.doors.control_door import ControlError
 from taktd.daemon.doors.lane_door import Connection
-from taktd.daemon.models.commands import store_of
-from taktd.daemon.models.inspection import ModelRefused
-from taktd.daemon.models.store import StoreError, version_of
+from taktd.daemon.models.commands import inspected_version
+from taktd.daemon.models.store import version_of
 from taktd.daemon.supervision.lanes import Lane, LaneState
 from taktd.daemon.supervision.tensor_difference import as_a_change, tensor_difference
 
@@ -32,13 +30,7 @@ async def refuse_other_tensors(supervisor: Supervisor, name: str, version: int) 
     known = [i[name] for d in supervisor.devices.values() if name in (i := d.inspections)]
     if not attached or not known:
         return
-    try:
-        file = await asyncio.to_thread(store_of(model).resolve, version)
-        new = await supervisor.inspect_model(model.model_copy(update={"path": str(file.path)}))
-    except StoreError as error:
-        raise ControlError(str(error), error.hint) from None
-    except ModelRefused as refused:
-        raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
+    _, new = await inspected_version(supervisor, model, version)
     if change := tensor_difference(known[0], new, as_a_change):
         clients = ", ".join(attached[:CLIENTS_NAMED_MAX])
         raise ControlError(

@@ -18,7 +18,7 @@ from taktd.daemon.logbook import log
 from taktd.daemon.models.inspection import ModelRefused
 from taktd.daemon.models.store import ModelStore, StoreError, version_of
 
-__all__ = ["Host", "ModelCommands", "store_of"]
+__all__ = ["Host", "ModelCommands", "inspected_version", "kept_model", "store_of", "version_number"]
 
 T = TypeVar("T")
 
@@ -40,6 +40,30 @@ class Host(Protocol):
 def store_of(model: Model) -> ModelStore:
     """The store of a resolved model that is kept as versions."""
     return ModelStore(Path(model.path).parent.parent, model.name)
+
+
+def kept_model(configuration: Configuration, name: object) -> Model:
+    """The model of that name, which is kept as versions. Raises ControlError."""
+    model = _model(configuration, name)
+    if model.version is None:
+        raise ControlError(
+            f"model {model.name} is the file {model.path}, and has no versions",
+            "write `path: FOLDER, version: latest` for it in the configuration",
+        )
+    return model
+
+
+def version_number(value: object) -> int:
+    """What a request calls a version. Raises ControlError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ControlError(f"{str(value)[:40]!r} is no version", "give its number: taktctl model list")
+    return value
+
+
+async def inspected_version(host: Host, model: Model, number: int) -> tuple[Model, dict[str, Any]]:
+    """The model as that version of it, and its inspection. Raises ControlError."""
+    version = await _answered(asyncio.to_thread(store_of(model).resolve, number))
+    return await _inspected(host, model, str(version.path))
 
 
 class ModelCommands:
@@ -67,7 +91,7 @@ class ModelCommands:
         names = [request["name"]] if "name" in request else list(self._host.configuration.models)
         result = []
         for name in names:
-            model = self._model(name)
+            model = _model(self._host.configuration, name)
             entry: dict[str, Any] = {
                 "name": model.name, "path": model.path, "configured": model.version, "serving": version_of(model),
                 "versions": [], "shadow": self._shadow_of(model.name),
@@ -79,15 +103,15 @@ class ModelCommands:
 
     async def add(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"name", "file": absolute path}: imports it. What is served does not change."""
-        model = self._kept(request)
+        model = kept_model(self._host.configuration, request.get("name"))
         file = request.get("file")
         if not isinstance(file, str) or not file.startswith("/") or "\0" in file:
             raise ControlError(f"{str(file)[:80]!r} is no path", "give the model's file by its absolute path")
         store = store_of(model)
-        found = await self._inspected(model, file)
+        _, found = await _inspected(self._host, model, file)
         staged = await _answered(asyncio.to_thread(store.stage, Path(file), found.get("external", [])))
         try:
-            await self._inspected(model, str(staged.model))
+            await _inspected(self._host, model, str(staged.model))
         except BaseException:
             store.abort(staged)
             raise
@@ -103,7 +127,7 @@ class ModelCommands:
     async def activate(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"name", "version"}: serves it, and remembers that."""
         model = self._changeable(request)
-        number = _number(request.get("version"))
+        number = version_number(request.get("version"))
         async with self._alone(model):
             store = store_of(model)
             await _answered(asyncio.to_thread(store.resolve, number))
@@ -120,8 +144,8 @@ class ModelCommands:
 
     async def remove(self, request: dict[str, Any]) -> dict[str, Any]:
         """{"name", "version"}"""
-        model = self._kept(request)
-        number = _number(request.get("version"))
+        model = kept_model(self._host.configuration, request.get("name"))
+        number = version_number(request.get("version"))
         async with self._alone(model):
             store = store_of(model)
             used = [v for m in self._host.configuration.models.values() if m.version is not None
@@ -141,24 +165,8 @@ class ModelCommands:
         log("notice", f"model {model.name}: version {number} is active", event="model-activated", model=model.name)
         return {"name": model.name, "version": number, "message": told}
 
-    def _model(self, name: object) -> Model:
-        models = self._host.configuration.models
-        if not isinstance(name, str) or name not in models:
-            known = ", ".join(list(models)[:8])
-            raise ControlError(f"there is no model {str(name)[:64]!r}", f"there are {known}" if known else "")
-        return models[name]
-
-    def _kept(self, request: dict[str, Any]) -> Model:
-        model = self._model(request.get("name"))
-        if model.version is None:
-            raise ControlError(
-                f"model {model.name} is the file {model.path}, and has no versions",
-                "write `path: FOLDER, version: latest` for it in the configuration",
-            )
-        return model
-
     def _changeable(self, request: dict[str, Any]) -> Model:
-        model = self._kept(request)
+        model = kept_model(self._host.configuration, request.get("name"))
         if model.version != "latest":
             raise ControlError(
                 f"model {model.name} is pinned to version {model.version} by the configuration",
@@ -171,17 +179,21 @@ class ModelCommands:
             raise ControlError(f"model {model.name}: another change of a model is under way", "wait until it is done")
         return self._changing
 
-    async def _inspected(self, model: Model, path: str) -> dict[str, Any]:
-        try:
-            return await self._host.inspect_model(model.model_copy(update={"path": path}))
-        except ModelRefused as refused:
-            raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
+
+def _model(configuration: Configuration, name: object) -> Model:
+    models = configuration.models
+    if not isinstance(name, str) or name not in models:
+        known = ", ".join(list(models)[:8])
+        raise ControlError(f"there is no model {str(name)[:64]!r}", f"there are {known}" if known else "")
+    return models[name]
 
 
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ControlError(f"{str(value)[:40]!r} is no version", "give its number: taktctl model list")
-    return value
+async def _inspected(host: Host, model: Model, path: str) -> tuple[Model, dict[str, Any]]:
+    model = model.model_copy(update={"path": path})
+    try:
+        return model, await host.inspect_model(model)
+    except ModelRefused as refused:
+        raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
 
 
 async def _answered(work: Awaitable[T]) -> T:

@@ -15,9 +15,8 @@ from taktd.daemon.certification.costs import engine_cost_ns
 from taktd.daemon.config.configuration import Loop, Model
 from taktd.daemon.doors.control_door import ControlError, Operation
 from taktd.daemon.logbook import log
-from taktd.daemon.models.commands import store_of
-from taktd.daemon.models.inspection import ModelRefused
-from taktd.daemon.models.store import StoreError, version_of
+from taktd.daemon.models.commands import inspected_version, kept_model, version_number
+from taktd.daemon.models.store import version_of
 from taktd.daemon.shadow.shadow_process import ShadowProcess
 from taktd.daemon.supervision.engine_plan import engine_rules
 from taktd.daemon.supervision.served_device import STAND_IN, ServedDevice
@@ -82,10 +81,8 @@ class Shadow:
 
     async def _start(self, request: Message) -> Message:
         """{"name", "version"}: returns when it compares."""
-        name, number = request.get("name"), request.get("version")
-        model, loops, device = self._wanted(name)
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ControlError(f"{str(number)[:40]!r} is no version", "give its number: taktctl model list")
+        model, loops, device = self._wanted(request.get("name"))
+        number = version_number(request.get("version"))
         if number == version_of(model):
             raise ControlError(
                 f"model {model.name}: version {number} is what the loops use", "give another version to compare with it"
@@ -131,15 +128,7 @@ class Shadow:
     def _wanted(self, name: object) -> tuple[Model, list[Loop], ServedDevice]:
         """The model, its loops on the device of the first of them, and that device. Raises ControlError."""
         configuration = self._supervisor.configuration
-        model = configuration.models.get(name) if isinstance(name, str) else None
-        if model is None:
-            known = ", ".join(list(configuration.models)[:8])
-            raise ControlError(f"there is no model {str(name)[:64]!r}", f"there are {known}" if known else "")
-        if model.version is None:
-            raise ControlError(
-                f"model {model.name} is the file {model.path}, and has no versions",
-                "write `path: FOLDER, version: latest` for it in the configuration",
-            )
+        model = kept_model(configuration, name)
         loops = [loop for loop in configuration.loops.values() if loop.model == model.name]
         if not loops:
             raise ControlError(
@@ -162,14 +151,7 @@ class Shadow:
     async def _begin(self, model: Model, number: int, loops: list[Loop], device: ServedDevice) -> None:
         """Starts the process. Raises ControlError."""
         supervisor = self._supervisor
-        try:
-            version = await asyncio.to_thread(store_of(model).resolve, number)
-            new = model.model_copy(update={"path": str(version.path)})
-            inspection = await supervisor.inspect_model(new)
-        except StoreError as error:
-            raise ControlError(str(error), error.hint) from None
-        except ModelRefused as refused:
-            raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
+        new, inspection = await inspected_version(supervisor, model, number)
         if different := tensor_difference(device.inspections[model.name], inspection, as_a_change):
             raise ControlError(
                 f"model {model.name}: version {number} has other tensors than the version that is served: {different}",
