@@ -28,10 +28,11 @@ import uvloop
 from taktd.daemon.execution.link import ExecutorLink, LinkClosed
 from taktd.daemon.front_doors.lane_backend import LaneBackend
 from taktd.daemon.front_doors.listeners import DoorRefused, Doors
-from taktd.daemon.front_doors.memory_guard import LOOK_S, MemoryGuard, resident_bytes
+from taktd.daemon.front_doors.memory_guard import LOOK_S, MemoryGuard
 from taktd.daemon.front_doors.version_change import activate
 from taktd.daemon.health.loop_tap import LoopTap
 from taktd.daemon.limits import Charges
+from taktd.daemon.own_process import resident_bytes, threads
 from taktd.ipc.client import Lane, Node, connect
 from taktd.ipc.errors import TaktError
 from taktd.ipc.inference import Model, TensorSpec
@@ -71,9 +72,9 @@ def keep_off(cores: list[int]) -> bool:
     others = os.sched_getaffinity(0) - set(cores)
     if others and cores:
         # All threads there are, gRPC's too; later ones inherit it.
-        for thread in os.listdir("/proc/self/task"):
+        for thread in threads():
             with suppress(OSError):
-                os.sched_setaffinity(int(thread), others)
+                os.sched_setaffinity(thread, others)
     return bool(others and cores)
 
 

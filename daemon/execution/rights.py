@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from taktd.daemon.own_process import threads
 from taktd.ipc import _core
 
-__all__ = ["Rights", "leave_rights", "move_to", "take_rights", "threads"]
+__all__ = ["Rights", "leave_rights", "move_to", "take_rights"]
 
 
 @dataclass(slots=True)
@@ -29,11 +30,6 @@ class Rights:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def threads() -> set[int]:
-    """Ids of this process's threads."""
-    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def move_to(cores: list[int]) -> None:

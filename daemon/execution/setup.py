@@ -7,16 +7,15 @@ exists is frozen out of its sight.
 from __future__ import annotations
 
 import gc
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from taktd.daemon.execution.dispatch_cost import dispatch_cost_ns
-from taktd.daemon.execution.rights import Rights, move_to, take_rights, threads
+from taktd.daemon.execution.rights import Rights, move_to, take_rights
 from taktd.daemon.execution.witness import open_witness
+from taktd.daemon.own_process import resident_bytes, threads
 from taktd.engines.engine import BuiltEngine, EngineSpec, WarmEngine
 from taktd.engines.errors import ModelRefused
 from taktd.engines.factory import computes_the_model, engine_opener
@@ -53,17 +52,12 @@ class Prepared:
             "rights": self.rights.as_json(),
             "measured": self.measured,
             "dispatch_ns": self.dispatch_ns,
-            "rss_bytes": _resident_bytes(),
+            "rss_bytes": resident_bytes(),
             "records": True,
             "verified": self.verified,
             "notes": [*self.notes, *(n for engine in self.engines.values() for n in getattr(engine, "notes", ()))],
             "gpu": self.gpu,
         }
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def prepare(plan: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda _: None) -> Prepared:

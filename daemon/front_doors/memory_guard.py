@@ -8,8 +8,9 @@ clients connect again; loops have their own lanes and don't notice.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
+
+from taktd.daemon.own_process import resident_bytes
 
 if TYPE_CHECKING:
     from taktd.daemon.config.configuration import Limits
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.05
 MESSAGES_MAX: Final = 4  # of the largest size, on their way in or out outside of `job_memory`
 OWN_BYTES_MAX: Final = 192 << 20  # growth of the process itself: connections, streams, buffers, the allocator's holes
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes() -> int:
-    """Of this process; a few microseconds."""
-    with open("/proc/self/statm", "rb", buffering=0) as file:
-        return int(file.read(128).split()[1]) * _PAGE_BYTES
 
 
 class MemoryGuard:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "daemon": {"ipc", "drivers", "engines"},
 }
 # Inside daemon/: what these lean on, besides the small modules in SHARED. The rest is one process and knows itself.
-SHARED = {"child_process", "durable_file", "journal", "logbook", "runtime_folder"}
+SHARED = {"child_process", "durable_file", "journal", "logbook", "own_process", "runtime_folder"}
 DAEMON_MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "schedule": set(),
