@@ -20,9 +20,10 @@ from taktd.engines.errors import ModelRefused
 from taktd.engines.golden import facts_of
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache, PlanIdentity, PlanRejected
-from taktd.engines.tensorrt import RUN_TIMEOUT_NS, TensorRtEngine
+from taktd.engines.tensorrt import TensorRtEngine
 from taktd.engines.tensorrt_build import WORKSPACE_BYTES, BuildRequest, profile_of
 from taktd.engines.tensorrt_library import Library, find_library
+from taktd.engines.timeouts import RUN_TIMEOUT_NS
 
 __all__ = [
     "GpuOptions",

@@ -25,12 +25,11 @@ from taktd.engines.engine import BoundRun, EngineSpec, Tensor
 from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
 from taktd.engines.onnx_session import RUNTIME_VERSION
 from taktd.engines.tensors import TensorSpec, size_bytes
+from taktd.engines.timeouts import RUN_TIMEOUT_NS, WARM_TIMEOUT_NS
 
 __all__ = ["PROVIDER", "OnnxCudaEngine", "WarmOnnxCudaEngine"]
 
 PROVIDER: Final = "CUDAExecutionProvider"
-WARM_TIMEOUT_NS: Final = 60_000_000_000  # the first runs load code and libraries
-BEST_EFFORT_TIMEOUT_NS: Final = 2_000_000_000  # of what no loop waits for: batches, shapes of their own
 WARM_RUNS: Final = 5  # the provider chooses its convolution algorithms in the first
 Named = Sequence[tuple[TensorSpec, int, tuple[int, ...]]]  # (tensor, device address, dimensions)
 
@@ -201,7 +200,7 @@ class WarmOnnxCudaEngine:
                 )
             self.copy(tensor.address, value.data_ptr(), size)
             actual.append(found)
-        self.stream.finish(max(self.timeout_ns, BEST_EFFORT_TIMEOUT_NS))
+        self.stream.finish(max(self.timeout_ns, RUN_TIMEOUT_NS))
         return tuple(actual)
 
     def batch(self, size: int) -> _BatchRun:
@@ -294,7 +293,7 @@ class _BatchRun:
             for member, addresses in enumerate(outputs):
                 for (buffer, size), address in zip(self._outputs, addresses, strict=True):
                     engine.copy(address, buffer + member * size, size)
-            engine.stream.finish(max(engine.timeout_ns, BEST_EFFORT_TIMEOUT_NS))
+            engine.stream.finish(max(engine.timeout_ns, RUN_TIMEOUT_NS))
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 

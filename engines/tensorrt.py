@@ -27,11 +27,10 @@ from taktd.engines.tensorrt_build import load_plugins
 from taktd.engines.tensorrt_library import Library
 from taktd.engines.tensorrt_types import dtype_name
 from taktd.engines.tensors import TensorSpec, size_bytes
+from taktd.engines.timeouts import RUN_TIMEOUT_NS, WARM_TIMEOUT_NS
 
-__all__ = ["RUN_TIMEOUT_NS", "TensorRtEngine", "WarmTensorRtEngine"]
+__all__ = ["TensorRtEngine", "WarmTensorRtEngine"]
 
-RUN_TIMEOUT_NS: Final = 2_000_000_000  # a run that takes longer hangs; callers who know its cost give less
-WARM_TIMEOUT_NS: Final = 60_000_000_000  # the first runs load code, and TensorRT-RTX compiles it
 WARM_RUNS: Final = 3
 Work = Callable[[], None]
 
