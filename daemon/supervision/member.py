@@ -221,9 +221,7 @@ class Member:
 
     def _pause_ns(self, model: str) -> int:
         """Between the jobs of the loops that use it here, at home or as stand-in."""
-        loops = [(loop.model, loop) for loop in self.plan.loops]
-        loops += [(entry.model, entry.loop) for entry in self.plan.standby]
-        return pause_between_ns(loop.period_ns for name, loop in loops if name == model)
+        return pause_between_ns(loop.period_ns for loop in self.plan.loops_by_model()[model])
 
     def _model_plan(self, name: str) -> dict[str, Any]:
         model = next(m for m in self.plan.models if m.name == name)
