@@ -1,7 +1,7 @@
 """Log entries with fields, for journald, where systemd-python is importable; elsewhere logbook writes plain lines.
 
-The ids of an entry become TAKT_LOOP=, TAKT_DEVICE=, TAKT_EPOCH=, …; an event that programs may wait for has a
-MESSAGE_ID that never changes (docs/operations.md lists them). Called by logbook only.
+The ids of an entry become TAKT_LOOP=, TAKT_DEVICE=, TAKT_EPOCH=, …, one field for each of several loops; an event that
+programs may wait for has a MESSAGE_ID that never changes (docs/operations.md lists them). Called by logbook only.
 """
 
 from __future__ import annotations
@@ -41,21 +41,25 @@ Send = Callable[..., None]
 
 
 def find_sender() -> Send | None:
-    """systemd.journal.send, None where systemd-python (python3-systemd) is not installed."""
+    """systemd.journal.sendv, which takes NAME=value again and again; None where systemd-python (python3-systemd) is not
+    installed."""
     try:
-        return importlib.import_module("systemd.journal").send  # type: ignore[no-any-return]
+        return importlib.import_module("systemd.journal").sendv  # type: ignore[no-any-return]
     except (ImportError, AttributeError):
         return None
 
 
-def fields(priority: int, event: str, ids: Mapping[str, object]) -> dict[str, str]:
-    """The entry's fields beside its message. Journald takes upper-case letters, digits and underscores as names."""
-    result = {"PRIORITY": str(priority), "SYSLOG_IDENTIFIER": IDENTIFIER}
+def entry(text: str, priority: int, event: str, ids: Mapping[str, object]) -> list[str]:
+    """The entry as NAME=value. Journald takes upper-case letters, digits and underscores as names.
+
+    An id that is a tuple becomes one field for each value: journald keeps them all, and finds the entry by any of them.
+    """
+    result = [f"MESSAGE={text}", f"PRIORITY={priority}", f"SYSLOG_IDENTIFIER={IDENTIFIER}"]
     if event:
-        result["TAKT_EVENT"] = event
+        result.append(f"TAKT_EVENT={event}")
     if event in MESSAGE_IDS:  # a test finds names that are not; a log must not stop the daemon for one
-        result["MESSAGE_ID"] = MESSAGE_IDS[event]
+        result.append(f"MESSAGE_ID={MESSAGE_IDS[event]}")
     for key, value in ids.items():
         name = "".join(c if c.isascii() and c.isalnum() else "_" for c in key).upper()
-        result[f"TAKT_{name}"] = str(value)
+        result += [f"TAKT_{name}={one}" for one in (value if isinstance(value, tuple) else (value,))]
     return result

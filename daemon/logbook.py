@@ -31,11 +31,13 @@ _SEND: Final = journal.find_sender() if _JOURNAL else None
 
 
 def log(level: Level, text: str, *, event: str = "", **ids: object) -> None:
-    """Write one event. ids are appended as key=value: device, loop, pid, uid, lane, … event: a key of MESSAGE_IDS."""
-    details = " ".join(f"{key}={value}" for key, value in ids.items())
+    """Write one event. ids are appended as key=value: device, loop, pid, uid, lane, …; a tuple for several of a kind.
+    event: a key of MESSAGE_IDS."""
+    told = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in ids.items()}
+    details = " ".join(f"{key}={value}" for key, value in told.items() if ids[key] != ())
     if _SEND is not None:
         try:
-            _SEND(f"{text} [{details}]" if details else text, **journal.fields(_NUMBERS.get(level, 6), event, ids))
+            _SEND(*journal.entry(f"{text} [{details}]" if details else text, _NUMBERS.get(level, 6), event, ids))
             return
         except OSError:
             pass  # journald is being restarted: our standard error is kept for it by systemd

@@ -131,6 +131,7 @@ class Takeover:
         log(
             "warning", f"lane of {lane.name} ended: taktd was started again, and its client has not claimed it for "
             f"{format_duration(limit_ns)}; attach anew", event="lane-unclaimed", lane=lane.id,
+            loop=(loop.name,) if loop else (),
         )  # fmt: skip
         lanes.clear(lane)
 

@@ -206,11 +206,9 @@ class Devices(Mapping[str, ServedDevice]):
             if device.serving is member:
                 device.lost_executor(now_ns)
             elif was_ready and name != member.home and member.process.restarting:
-                loops = ", ".join(entry.loop.name for entry in member.plan.standby_of(name))
-                log(
-                    "warning", f"{loops}: the stand-in on {member.home} is gone, not certified until it is back",
-                    event="stand-in-lost", device=name, stand_in=member.home,
-                )  # fmt: skip
+                loops = tuple(entry.loop.name for entry in member.plan.standby_of(name))
+                text = f"{', '.join(loops)}: the stand-in on {member.home} is gone, not certified until it is back"
+                log("warning", text, event="stand-in-lost", device=name, stand_in=member.home, loop=loops)
             self.choose(device)
         self.poke()
         self._observer.devices_changed()
@@ -251,8 +249,9 @@ class Devices(Mapping[str, ServedDevice]):
         text = f"{device.name} is served by {member} ({device.role}): {cause}" + (f", {reason}" if reason else "")
         loud = device.role != PRIMARY or cause in ("died", "hung", "failed", "return")
         log(
-            "warning" if loud else "notice", text, event="handover", device=device.name, served_by=member.home,
-            role=device.role, cause=cause, pid=member.process.pid, before=before.process.pid if before else None,
+            "warning" if loud else "notice", text, event="handover", device=device.name,
+            loop=tuple(device.served_loops()), served_by=member.home, role=device.role, cause=cause,
+            pid=member.process.pid, before=before.process.pid if before else None,
             resumed=message.get("resumed", 0), lost=message.get("lost", 0),
             heard_us=message.get("heard_us"), took_us=message.get("took_us"),
         )  # fmt: skip
@@ -387,7 +386,8 @@ class Devices(Mapping[str, ServedDevice]):
         for name in heir.owned:
             log(
                 "notice", f"{name} is served by {member}, which was taken over", event="handover", device=name,
-                served_by=member.home, cause="adopted", pid=member.process.pid,
+                loop=tuple(self.find(name).served_loops()), served_by=member.home, cause="adopted",
+                pid=member.process.pid,
             )  # fmt: skip
             self.choose(self.find(name))
 

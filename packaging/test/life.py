@@ -249,8 +249,10 @@ class Life(Trouble):
         lines = self.box.says("journalctl", "--no-pager", "-u", "taktd.service", "-o", "json").splitlines()
         entries = [json.loads(line) for line in lines]
         fields = {name for entry in entries for name in entry if name.startswith("TAKT_")}
-        wanted = {"TAKT_EPOCH", "TAKT_DEVICE", "TAKT_CAUSE"}
+        wanted = {"TAKT_EPOCH", "TAKT_DEVICE", "TAKT_CAUSE", "TAKT_LOOP"}
         self.check("entries carry TAKT_ fields", wanted <= fields, sorted(fields))
+        one_loop = self.box.journal("TAKT_LOOP=balance")
+        self.check("one loop's switches are found by its name", "is served by executor cpu0" in one_loop, one_loop)
         identified = [
             entry for entry in entries if "MESSAGE_ID" in entry and entry.get("_COMM", "").startswith("taktd")
         ]

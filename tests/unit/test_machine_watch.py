@@ -14,6 +14,7 @@ from taktd.daemon.doctor.gpu import GpuReader, GpuReadings
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.doctor.tree import Tree
 from taktd.daemon.doctor.watch import SETTLED_LOOKS, MachineWatch
+from taktd.daemon.logbook import log
 from taktd.daemon.supervision import idle_latency
 from tests.fakes.nvml import FakeGpu, FakeNvml, NVMLError
 
@@ -235,12 +236,26 @@ def test_a_device_that_is_not_ours_is_said_and_survived(tmp_path: Path, capfd: p
 
 
 def test_ids_become_fields_that_journald_takes() -> None:
-    fields = journal.fields(4, "ready", {"loop": "go1", "restart_in_ms": 100, "peer-uid": 7})
+    fields = dict(
+        line.split("=", 1)
+        for line in journal.entry("it is", 4, "ready", {"loop": "go1", "restart_in_ms": 100, "peer-uid": 7})
+    )
+    assert fields["MESSAGE"] == "it is"
     assert fields["PRIORITY"] == "4"
     assert fields["MESSAGE_ID"] == journal.MESSAGE_IDS["ready"]
     assert fields["TAKT_LOOP"] == "go1"
     assert fields["TAKT_PEER_UID"] == "7"
     assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in fields)
+
+
+def test_an_entry_about_several_loops_is_found_by_each_of_them() -> None:
+    entry = journal.entry("m", 5, "handover", {"loop": ("balance", "walk"), "lane": ()})
+    assert [line for line in entry if line.startswith("TAKT_L")] == ["TAKT_LOOP=balance", "TAKT_LOOP=walk"]
+
+
+def test_outside_the_journal_several_loops_are_one_word(capfd: pytest.CaptureFixture[str]) -> None:
+    log("notice", "m", loop=("balance", "walk"), lane=(), cause="died")
+    assert capfd.readouterr().err == "taktd: m [loop=balance,walk cause=died]\n"
 
 
 def test_message_ids_are_distinct_and_documented() -> None:
