@@ -20,11 +20,11 @@ class NobodyThere(Exception):
 
 
 class AnswerNo(Exception):
-    """The daemon answered no; hint says what to do."""
+    """The daemon answered no; hint says what to do, kind is for programs (control_door.py)."""
 
-    def __init__(self, what: str, hint: str) -> None:
+    def __init__(self, what: str, hint: str, kind: str = "") -> None:
         super().__init__(what)
-        self.hint = hint
+        self.hint, self.kind = hint, kind
 
 
 def ask(
@@ -43,7 +43,7 @@ def ask(
     answer: dict[str, Any] = json.loads(line)
     if not answer.pop("ok"):
         refusal = answer["error"]
-        raise AnswerNo(refusal["what"], refusal["hint"])
+        raise AnswerNo(refusal["what"], refusal["hint"], refusal["kind"])
     return answer
 
 

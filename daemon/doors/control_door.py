@@ -1,7 +1,9 @@
 """control.sock: one JSON object a line, asked by `taktctl`, answered by the supervisor.
 
-Request {"op": …, …}; answer {"ok": true, …} or {"ok": false, "error": {"what", "hint"}}. Everybody may ask; changing
-something is for root, the daemon's own user and members of group taktd-admin.
+Request {"op": …, …}; answer {"ok": true, …} or {"ok": false, "error": {"what", "hint", "kind"}}. what and hint are for
+people; kind is for programs: "unknown" where what was named is not there, "pinned" where the configuration says
+otherwise, "" for every other no. Everybody may ask; changing something is for root, the daemon's own user and members
+of group taktd-admin.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ Operation = Callable[[dict[str, Any]], Awaitable[Answer]]
 
 
 class ControlError(Exception):
-    """An answer of no, with what to do."""
+    """An answer of no, with what to do, and its kind."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
+    def __init__(self, what: str, hint: str = "", kind: str = "") -> None:
         super().__init__(what)
-        self.hint = hint
+        self.hint, self.kind = hint, kind
+
+    def as_answer(self) -> Answer:
+        return {"ok": False, "error": {"what": str(self), "hint": self.hint, "kind": self.kind}}
 
 
 def _turn_away(sock: socket.socket, text: str) -> None:
@@ -88,9 +93,9 @@ class ControlDoor:
                 raise ControlError("not a request", 'send one JSON object a line: {"op": "status"}')
             return {"ok": True, **await self._operation(peer, request["op"])(request)}
         except ControlError as error:
-            return {"ok": False, "error": {"what": str(error), "hint": error.hint}}
+            return error.as_answer()
         except (ValueError, RecursionError):
-            return {"ok": False, "error": {"what": "not JSON", "hint": "send one JSON object a line"}}
+            return ControlError("not JSON", "send one JSON object a line").as_answer()
 
     def _operation(self, peer: Peer, name: str) -> Operation:
         if name in self._asking:

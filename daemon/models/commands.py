@@ -49,6 +49,7 @@ def kept_model(configuration: Configuration, name: object) -> Model:
         raise ControlError(
             f"model {model.name} is the file {model.path}, and has no versions",
             "write `path: FOLDER, version: latest` for it in the configuration",
+            "unknown",
         )
     return model
 
@@ -171,6 +172,7 @@ class ModelCommands:
             raise ControlError(
                 f"model {model.name} is pinned to version {model.version} by the configuration",
                 "write `version: latest` there, or change the number and reload",
+                "pinned",
             )
         return model
 
@@ -184,7 +186,7 @@ def _model(configuration: Configuration, name: object) -> Model:
     models = configuration.models
     if not isinstance(name, str) or name not in models:
         known = ", ".join(list(models)[:8])
-        raise ControlError(f"there is no model {str(name)[:64]!r}", f"there are {known}" if known else "")
+        raise ControlError(f"there is no model {str(name)[:64]!r}", f"there are {known}" if known else "", "unknown")
     return models[name]
 
 
@@ -200,4 +202,4 @@ async def _answered(work: Awaitable[T]) -> T:
     try:
         return await work
     except StoreError as error:
-        raise ControlError(str(error), error.hint) from None
+        raise ControlError(str(error), error.hint, error.kind) from None

@@ -47,11 +47,11 @@ _UNFINISHED = re.compile(r"\.(import|remove)-[0-9]+-[0-9a-f]+")
 
 
 class StoreError(Exception):
-    """A store says no: what, and what to do."""
+    """A store says no: what, and what to do. kind: "unknown" where it has no such version (control_door.py)."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
+    def __init__(self, what: str, hint: str = "", kind: str = "") -> None:
         super().__init__(what)
-        self.hint = hint
+        self.hint, self.kind = hint, kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ class ModelStore:
             if version.number == number:
                 return version
         known = ", ".join(str(v.number) for v in versions[-8:])
-        raise self._no(f"there is no version {number}", f"there are {known}" if known else self._empty_hint())
+        hint = f"there are {known}" if known else self._empty_hint()
+        raise self._no(f"there is no version {number}", hint, "unknown")
 
     def resolve(self, wanted: str | int) -> Version:
         """``latest`` or a number, checked against its manifest."""
@@ -300,8 +301,8 @@ class ModelStore:
 
     # ---- inside ----
 
-    def _no(self, what: str, hint: str = "") -> StoreError:
-        return StoreError(f"model {self.name}: {what}", hint)
+    def _no(self, what: str, hint: str = "", kind: str = "") -> StoreError:
+        return StoreError(f"model {self.name}: {what}", hint, kind)
 
     def _empty_hint(self) -> str:
         return f"add one: taktctl model add {self.name} FILE, or put it at {self.folder}/1/{MODEL_FILE}"

@@ -164,8 +164,28 @@ def test_what_can_t_be_done(host: Supervisor, op: str, arguments: dict[str, Any]
 def test_a_pinned_model_is_changed_in_the_configuration(tmp_path: Path) -> None:
     host = Supervisor(tmp_path, version="1")
     host.ask("add", name="go1", file=incoming(tmp_path, 2))
-    assert "pinned to version 1" in str(host.no("activate", name="go1", version=2))
+    refused = host.no("activate", name="go1", version=2)
+    assert ("pinned to version 1" in str(refused), refused.kind) == (True, "pinned")
     assert "pinned" in str(host.no("rollback", name="go1"))
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "kind"),
+    [
+        ("activate", {"name": "go1", "version": 9}, "unknown"),
+        ("activate", {"name": "go2", "version": 1}, "unknown"),
+        ("activate", {"name": "plain", "version": 1}, "unknown"),
+        ("activate", {"name": "go1", "version": 0}, ""),
+        ("remove", {"name": "go1", "version": 1}, ""),
+        ("rollback", {"name": "go1"}, ""),
+    ],
+)
+def test_a_program_tells_a_thing_that_is_not_there_from_every_other_no(
+    host: Supervisor, op: str, arguments: dict[str, Any], kind: str
+) -> None:
+    answer = host.no(op, **arguments).as_answer()
+    assert answer["error"]["kind"] == kind
+    assert set(answer["error"]) == {"what", "hint", "kind"}
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, 99])
