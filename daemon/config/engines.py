@@ -25,8 +25,14 @@ COST_FORM: Final = "2ms, {least: 1ms, most: 2ms}, or {p50: 1ms, p99: 2ms, max: 3
 _PERCENTILE = re.compile(r"p([0-9]{1,2}(?:\.[0-9]{1,4})?)")
 
 
+# YAML takes a power of ten for text unless it has a point and a sign: 1.0e-4. Here nothing else can be meant by it.
+_POWER_OF_TEN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,3}")
+
+
 def number(value: Any) -> Any:
     """A finite number of a tensor or a tolerance: never of a deadline, so it may be binary floating point."""
+    if isinstance(value, str) and _POWER_OF_TEN.fullmatch(value):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or not math.isfinite(value):
         raise refuse("is not a number", "a finite number such as 0.001")
     return float(value)

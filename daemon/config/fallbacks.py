@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from taktd.daemon.config.engines import number
 from taktd.daemon.config.messages import nearest
 from taktd.daemon.config.values import Name, Section, refuse
-from taktd.daemon.config.yamltree import ConfigError, Tree, shown
+from taktd.daemon.config.yamltree import ConfigError, KeyPath, Tree, shown
 
 __all__ = ["FALLBACKS_MAX", "Fallback", "Fallbacks", "Switch", "fallback_errors"]
 
@@ -26,13 +27,17 @@ FORM: Final = "a device, {device: cpu1, model: small}, or as the last one hold o
 Values = float | tuple[Any, ...]
 
 
-def _values(value: Any, room: list[int]) -> Values:
+def _values(value: Any, room: list[int], key: KeyPath) -> Values:
+    """key: the way to the value from the constant, for the message."""
     if isinstance(value, (tuple, list)):
-        return tuple(_values(item, room) for item in value)
+        return tuple(_values(item, room, (*key, place)) for place, item in enumerate(value))
     room[0] -= 1
     if room[0] < 0:
         raise refuse("has too many numbers", f"at most {CONSTANT_ELEMENTS_MAX}")
-    result: float = number(value)
+    try:
+        result: float = number(value)
+    except PydanticCustomError:
+        raise refuse("is not a number", "a finite number such as 0.001", key=key, found=shown(value)) from None
     return result
 
 
@@ -40,7 +45,7 @@ def _constant(value: Any) -> Any:
     if not isinstance(value, dict) or not value:
         raise refuse("is not understood", "a number or list for each output: {constant: {actions: [0, 0]}}")
     room = [CONSTANT_ELEMENTS_MAX]
-    return {name: _values(item, room) for name, item in value.items()}
+    return {name: _values(item, room, (name,)) for name, item in value.items()}
 
 
 class Fallback(Section):

@@ -24,7 +24,8 @@ def translated(tree: Tree, error: ValidationError, root: type[Section]) -> list[
         path: KeyPath = tuple(step for step in item["loc"] if step not in (NAME, "[key]"))
         if item["type"] == "rule":
             for problem in item.get("ctx", {}).get("problems", ()):
-                place = path if problem.key == "" else (*path, problem.key)
+                below = problem.key if isinstance(problem.key, tuple) else (problem.key,)
+                place = path if problem.key == "" else (*path, *below)
                 found = problem.found or (shown(item["input"]) if problem.key == "" else "")
                 result.append(tree.error(place, problem.what, found=found, allowed=problem.allowed, hint=problem.hint))
         else:

@@ -37,16 +37,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong; key names a key below the place that is judged, "" the place itself."""
+    """One thing wrong; key names a key (or the way to one) below the place that is judged, "" the place itself."""
 
-    key: str | int
+    key: str | int | tuple[str | int, ...]
     what: str
     found: str = ""
     allowed: str = ""
     hint: str = ""
 
 
-def refuse(what: str, allowed: str = "", hint: str = "", key: str | int = "", found: str = "") -> PydanticCustomError:
+def refuse(
+    what: str, allowed: str = "", hint: str = "", key: str | int | tuple[str | int, ...] = "", found: str = ""
+) -> PydanticCustomError:
     """A refusal by one of our own rules."""
     return refuse_all([Problem(key, what, found, allowed, hint)])
 

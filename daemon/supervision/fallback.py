@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -124,7 +125,13 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _range_problem(values: Any, dtype: str) -> str:
-    """A number that the type can't hold exactly, where it holds integers."""
+    """A number that the type can't hold: beyond its range, where a float would become infinite, or not whole."""
+    if dtype in _FLOATS:
+        largest, infinite = _FLOATS[dtype]
+        for value in _numbers(values):
+            if not abs(value) < infinite:
+                return f"found {value:g}; allowed in {dtype}: numbers from {-largest:.6g} to {largest:.6g}"
+        return ""
     bounds = _INTEGERS.get(dtype)
     if bounds is None:
         return ""
@@ -134,6 +141,14 @@ def _range_problem(values: Any, dtype: str) -> str:
             return f"found {value:g}; allowed in {dtype}: whole numbers from {low} to {high}"
     return ""
 
+
+_FP32: Final = (float.fromhex("0x1.fffffep127"), float.fromhex("0x1.ffffffp127"))
+_FP64: Final = (sys.float_info.max, math.inf)
+# Type → its largest value, and the one from which a number would be rounded to infinity. BF16 is rounded twice.
+_FLOATS: Final = {
+    "FP16": (65504.0, 65520.0), "BF16": (float.fromhex("0x1.fep127"), float.fromhex("0x1.fefffep127")),
+    "FP32": _FP32, "FP64": _FP64, "COMPLEX64": _FP32, "COMPLEX128": _FP64,
+}  # fmt: skip
 
 _INTEGERS = {
     "BOOL": (0, 1),

@@ -126,7 +126,7 @@ def test_who_stands_in_is_known_by_device(tmp_path: Path) -> None:
         ("fallback: [hold, cpu0]", "fallback[0]", "not the last", "always answer"),
         ("fallback: [{constant: {a: 0}}, hold]", "fallback[0]", "not the last", "always answer"),
         ("fallback: [{constant: {}}]", "fallback[0].constant", "not understood", "each output"),
-        ("fallback: [{constant: {a: x}}]", "fallback[0].constant", "not a number", "finite"),
+        ("fallback: [{constant: {a: x}}]", "fallback[0].constant.a", "not a number", "finite"),
         ("fallback: [{constant: {a: 0}, device: cpu0}]", "fallback", "both", "hold"),
         ("fallback: [{model: small}]", "fallback", "not understood", "device"),
         ("fallback: [7]", "fallback", "not understood", "device"),
@@ -173,6 +173,8 @@ def test_samples_are_relative_to_the_file_that_says_so(tmp_path: Path) -> None:
     [
         ("verify: {rtol: -0.1}", "verify.rtol", "negative"),
         ("verify: {rtol: tight}", "verify.rtol", "not a number"),
+        ("verify: {atol: 1e-}", "verify.atol", "not a number"),
+        ("verify: {atol: -1e-4}", "verify.atol", "negative"),
         ("verify: {samples: 7}", "verify.samples", "not text"),
         ("verify: off", "verify", "not a mapping"),
         ("non_finite: {actions: maybe}", "non_finite.actions", "choices"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taktd.daemon.certification.cost_file import loop_costs
-from taktd.daemon.config.configuration import Configuration, load
+from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, load
 from taktd.daemon.supervision.fallback import constant_problem, fallback_problems, local_answer
 
 
@@ -78,6 +78,47 @@ def test_integers_are_whole_and_within_their_type() -> None:
     assert "found 0.5" in constant_problem({"mode": 0.5, "on": 1.0}, outputs)
     assert "from 0 to 1" in constant_problem({"mode": 0.0, "on": 2.0}, outputs)
     assert ".on: is missing" in constant_problem({"mode": 0.0}, outputs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "fits", "beyond", "allowed"),
+    [
+        ("FP32", 1, 3.40282e38, 1e39, "numbers from -3.40282e+38 to 3.40282e+38"),
+        ("FP16", 10, 65504.0, 65520.0, "numbers from -65504 to 65504"),
+        ("BF16", 16, 3.38953e38, 3.4e38, "numbers from -3.38953e+38 to 3.38953e+38"),
+    ],
+)
+def test_a_constant_that_a_float_can_t_hold_is_refused_and_never_infinite(
+    tmp_path: Path, dtype: str, number: int, fits: float, beyond: float, allowed: str
+) -> None:
+    robot = model([], [tensor("torque", [2], number, dtype)])
+    for sign in (1, -1):
+        assert constant_problem({"torque": (0.0, sign * fits)}, robot) == ""
+        problem = constant_problem({"torque": (0.0, sign * beyond)}, robot)
+        assert problem == f".torque: found {sign * beyond:g}; allowed in {dtype}: {allowed}"
+    bits = int.from_bytes(local(tmp_path, f"{{constant: {{torque: {fits!r}}}}}", robot)[16:20], "little")
+    exponent = {"FP32": 0x7F800000, "FP16": 0x7C00, "BF16": 0x7F80}[dtype]
+    assert bits & exponent != exponent  # all ones would be infinity
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "found"),
+    [(".nan", "y", ".nan"), ("[0, .inf]", "y[1]", ".inf"), ("[0, [high]]", "y[1][0]", "high"), ("1e999", "y", "1e999")],
+)
+def test_a_constant_that_is_no_number_is_named_once_with_its_output(
+    tmp_path: Path, values: str, key: str, found: str
+) -> None:
+    with pytest.raises(ConfigurationRefused) as refused:
+        configured(tmp_path, f"{{constant: {{x: 0, y: {values}}}}}")
+    assert [(e.key, e.found) for e in refused.value.errors] == [
+        (f"loops.walk.fallback[0].constant.{key}", f'"{found}"')
+    ]
+    assert "a finite" in refused.value.errors[0].allowed
+
+
+def test_a_power_of_ten_needs_no_point(tmp_path: Path) -> None:
+    loop = configured(tmp_path, "{constant: {y: [1e-4, -2.5E3, 1.0e-4]}}").loops["walk"]
+    assert loop.fallback[0].constant == {"y": (0.0001, -2500.0, 0.0001)}
 
 
 def test_a_cell_is_planned_with_declared_costs(tmp_path: Path) -> None:
