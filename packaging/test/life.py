@@ -69,6 +69,7 @@ class Life(Trouble):
         exposure = float(next((line.split(":")[1].split()[0] for line in scored if "exposure" in line), "10"))
         self.check(f"systemd-analyze security is at most {EXPOSURE_MAX}", exposure <= EXPOSURE_MAX, exposure)
         self.note(f"exposure {exposure}")
+        self.check("a process without memory ends alone", self.box.show("OOMPolicy") == "continue")
         self.box.run("groupadd", "--system", "render")  # udev makes this group, and the box has no udev
         for name in ("gpu", "tcp", "isolated-cores", "cpu-dma-latency"):
             link = f"{DROP_INS}/{name}.conf"

@@ -148,6 +148,18 @@ def test_the_unit_turns_telemetry_off_before_anything_is_imported() -> None:
     assert re.search(r"^Environment=.*\bORT_DISABLE_TELEMETRY=1\b", UNIT, re.MULTILINE)
 
 
+def test_one_process_without_memory_does_not_end_the_others() -> None:
+    assert re.search(r"^OOMPolicy=continue$", UNIT, re.MULTILINE)
+
+
+def test_only_what_fails_at_once_uses_the_starts_up() -> None:
+    """docs/operations.md says that the watchdog's restarts never reach the limit, and ten quick ones do."""
+    number = {key: int(value) for key, value in re.findall(r"^(\w+)=(\d+)$", UNIT, re.MULTILINE)}
+    assert number["StartLimitBurst"] * number["WatchdogSec"] > number["StartLimitIntervalSec"]
+    assert number["StartLimitBurst"] * 0.2 < number["StartLimitIntervalSec"]
+    assert "RestartSec=200ms\n" in UNIT
+
+
 def test_drop_ins_say_how_they_are_enabled() -> None:
     for file in (ROOT / "systemd" / "drop-ins").glob("*.conf"):
         text = file.read_text(encoding="utf-8")
