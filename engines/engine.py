@@ -13,11 +13,14 @@ from typing import Protocol
 
 from taktd.engines.tensors import TensorSpec
 
-__all__ = ["BatchRun", "BoundRun", "BuiltEngine", "EngineSpec", "Tensor", "WarmEngine", "release"]
+__all__ = ["BatchRun", "BoundRun", "BuiltEngine", "EngineSpec", "Shapes", "Tensor", "WarmEngine", "release"]
 
 BoundRun = Callable[[], bool | None]
 """Runs one job on the memory it was bound to; returns when the outputs are written, true where one has NaN or infinity
 in it that its model only flags. Raises ``EngineFailure``."""
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Actual dimensions, per tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,11 @@ class WarmEngine(Protocol):
         """A run over fixed memory, at the declared shapes. Costs up to a millisecond; the run itself costs nothing
         extra."""
 
-    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         """One run at actual input shapes; ``outputs`` carry the largest shape there is room for.
 
-        Returns the actual output shapes. Raises ``EngineFailure``, also when a result does not fit.
+        Returns the actual output shapes, and whether an output has NaN or infinity in it that its model only flags.
+        Raises ``EngineFailure``, also when a result does not fit.
         """
 
     def batch(self, size: int) -> BatchRun:

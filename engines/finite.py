@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from taktd.engines.engine import BatchRun, BoundRun, Tensor, WarmEngine
+from taktd.engines.engine import BatchRun, BoundRun, Shapes, Tensor, WarmEngine
 from taktd.engines.errors import EngineFailure, FailureKind
 from taktd.engines.memory import private_bytes, values_at
 from taktd.engines.tensors import DType, TensorSpec
@@ -82,7 +82,6 @@ class GuardedEngine:
     ) -> None:
         self.spec = engine.spec
         self.flagged: Counter[str] = Counter()
-        self.tainted = False  # whether the last run_shaped() flagged something
         self._engine = engine
         self._watched = watched
         self._tell = tell
@@ -125,11 +124,10 @@ class GuardedEngine:
             checked.close = run.close  # type: ignore[attr-defined]
         return checked
 
-    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-        actual = self._engine.run_shaped(inputs, outputs)
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
+        actual, _ = self._engine.run_shaped(inputs, outputs)
         found = [Tensor(o.address, dims, o.shared) for o, dims in zip(outputs, actual, strict=True)]
-        self.tainted = self._look(found)()
-        return actual
+        return actual, self._look(found)()
 
     def batch(self, size: int) -> _GuardedBatch:
         return _GuardedBatch(self, self._engine.batch(size))

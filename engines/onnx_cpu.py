@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from taktd.engines.engine import BoundRun, EngineSpec, Tensor
+from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
 from taktd.engines.errors import EngineFailure
 from taktd.engines.memory import Bytes, bytes_at, private_bytes
 from taktd.engines.onnx_session import open_session
@@ -93,7 +93,7 @@ class WarmOnnxCpuEngine:
 
         return run_with_copies
 
-    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         binding = self._session.io_binding()
         private: list[Bytes] = []
         for tensor_spec, tensor in zip(self.spec.inputs, inputs, strict=True):
@@ -122,7 +122,7 @@ class WarmOnnxCpuEngine:
                 )
             bytes_at(tensor.address, size)[:] = bytes_at(value.data_ptr(), size)
             actual.append(dims)
-        return tuple(actual)
+        return tuple(actual), False
 
     def batch(self, size: int) -> _PrivateRun:
         return _PrivateRun(self, size)

@@ -21,7 +21,7 @@ import onnxruntime
 from taktd.drivers.cuda import CudaBlock, CudaDevice
 from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault
-from taktd.engines.engine import BoundRun, EngineSpec, Tensor
+from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
 from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
 from taktd.engines.onnx_session import RUNTIME_VERSION
 from taktd.engines.tensors import TensorSpec, size_bytes
@@ -174,13 +174,13 @@ class WarmOnnxCudaEngine:
         binding = self.binding({s.name: t.dims for s, t in pairs})
         return _SlotRun(self, binding, copies[:count], copies[count:], self._ranges, held)
 
-    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         try:
             return self._run_shaped(inputs, outputs)
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 
-    def _run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def _run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         dims = {}
         for spec, tensor in zip(self.spec.inputs, inputs, strict=True):
             size, room = size_bytes(spec.dtype, tensor.dims), self.buffers[spec.name].size
@@ -201,7 +201,7 @@ class WarmOnnxCudaEngine:
             self.copy(tensor.address, value.data_ptr(), size)
             actual.append(found)
         self.stream.finish(max(self.timeout_ns, RUN_TIMEOUT_NS))
-        return tuple(actual)
+        return tuple(actual), False
 
     def batch(self, size: int) -> _BatchRun:
         """Raises ``DeviceFailure``."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from taktd.drivers.fault import DeviceFault
 from taktd.drivers.sim import SimDevice
 from taktd.engines.declared_cost import PPM, Cost
-from taktd.engines.engine import BoundRun, EngineSpec, Tensor, WarmEngine
+from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor, WarmEngine
 from taktd.engines.errors import DeviceFailure, EngineFailure
 from taktd.engines.finite import make_nan
 from taktd.engines.memory import bytes_at, private_bytes, values_at
@@ -126,7 +126,7 @@ class WarmSimulatedEngine:
 
         return run
 
-    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         if self._onnx:
             return self._run_shaped_onnx(self._onnx, inputs, outputs)
         actual = []
@@ -138,20 +138,20 @@ class WarmSimulatedEngine:
                 )
             actual.append(dims)
         self.bind(inputs, [Tensor(o.address, d, o.shared) for o, d in zip(outputs, actual, strict=True)])()
-        return tuple(actual)
+        return tuple(actual), False
 
     def _run_shaped_onnx(
         self, onnx: WarmEngine, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> tuple[tuple[int, ...], ...]:
-        actual: tuple[tuple[int, ...], ...] = ()
+    ) -> tuple[Shapes, bool]:
+        result: tuple[Shapes, bool] = (), False
 
         def work() -> None:
-            nonlocal actual
-            actual = onnx.run_shaped(inputs, outputs)
+            nonlocal result
+            result = onnx.run_shaped(inputs, outputs)
 
         targets = [(values_at(o.address, s.dtype, o.dims), s) for s, o in zip(self.spec.outputs, outputs, strict=True)]
         self._timed(work, targets)()
-        return actual
+        return result
 
     def batch(self, size: int) -> _PrivateRun:
         return _PrivateRun(self, size)

@@ -21,7 +21,7 @@ from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
 from taktd.drivers.cuda_fault import fault_of
 from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault, FaultKind
-from taktd.engines.engine import BoundRun, EngineSpec, Tensor
+from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
 from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
 from taktd.engines.tensorrt_build import load_plugins
 from taktd.engines.tensorrt_library import Library
@@ -307,14 +307,14 @@ class WarmTensorRtEngine:
         if text not in self.notes:
             self.notes.append(text)
 
-    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         """At shapes of its own: enqueued, not captured. Never builds anything."""
         try:
             return self._run_shaped(inputs, outputs)
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 
-    def _run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    def _run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         if 0 not in self._contexts:
             dims = {t.name: t.dims for t in self.spec.inputs}
             self._contexts[0] = self._context(dims, {n: b.address for n, b in self._buffers.items()})
@@ -335,7 +335,7 @@ class WarmTensorRtEngine:
         for spec, tensor, found in zip(self.spec.outputs, outputs, actual, strict=True):
             self._copy(tensor.address, self._buffers[spec.name].address, size_bytes(spec.dtype, found))
         self.stream.finish(max(self._timeout_ns, RUN_TIMEOUT_NS))
-        return tuple(actual)
+        return tuple(actual), False
 
     def _copy(self, target: int, source: int, size: int) -> None:
         if size:

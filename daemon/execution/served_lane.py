@@ -117,10 +117,10 @@ class ServedLane:
     def run_shaped(self, slot: int) -> bool:
         """One run at the shapes that the client wrote into the slot; writes the actual output shapes back. Returns
         whether an output is flagged for NaN or infinity."""
-        shapes = self.server.shapes(self.lane, slot)
-        actual = self.engine.run_shaped(
-            [Tensor(a, d) for a, d in zip(self.inputs_of(slot), shapes[: len(self.input_dims)], strict=True)],
+        given = self.server.shapes(self.lane, slot)
+        shapes, tainted = self.engine.run_shaped(
+            [Tensor(a, d) for a, d in zip(self.inputs_of(slot), given[: len(self.input_dims)], strict=True)],
             [Tensor(a, d) for a, d in zip(self.outputs_of(slot), self.output_dims, strict=True)],
         )
-        self.server.set_output_shapes(self.lane, slot, actual)
-        return bool(getattr(self.engine, "tainted", False))
+        self.server.set_output_shapes(self.lane, slot, shapes)
+        return tainted

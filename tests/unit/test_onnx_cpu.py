@@ -68,7 +68,7 @@ def test_a_run_at_actual_shapes_says_what_came_out(tmp_path: Path) -> None:
     engine = warm(path, {"obs": [8, 48]})
     obs = np.random.default_rng(3).standard_normal((5, 48)).astype(np.float32)
     actions = np.zeros((8, 12), np.float32)
-    assert engine.run_shaped([tensor(obs)], [tensor(actions)]) == ((5, 12),)
+    assert engine.run_shaped([tensor(obs)], [tensor(actions)]) == (((5, 12),), False)
     assert np.array_equal(actions[:5], plain(path, {"obs": obs})[0])
 
 
