@@ -252,6 +252,13 @@ class Scheduler:
 
     def expired_elsewhere(self, lane: int, sequence: int, now_ns: int) -> Job | None:
         """The executor's watch has answered a queued job as expired during a run; None if it wasn't queued."""
+        source = self._sources[lane]
+        if source.is_loop and source.clock:
+            self._arrivals.beat_of(source, sequence, now_ns)
+            answered = self._arrivals.take_answer(source, sequence)
+            if answered is not None:
+                source.expired += 1  # its beat has counted as missed, or had a newer one
+                return answered
         job = self._take_out(lane, sequence, now_ns)
         if job is not None:
             self._count_expired(job, now_ns)

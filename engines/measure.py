@@ -22,8 +22,9 @@ DUTY_BESIDE_PERCENT: Final = 50  # where another one serves on the same core, an
 BLOCK_NS: Final = 5_000_000  # busy at a stretch before a pause, at most
 BLOCK_RUNS: Final = 50  # and so many runs, where a pause is asked for: p99.9 is the 95th percentile of those after one
 PAUSE_NS_MAX: Final = 8_000_000  # longer ones make nothing colder
-RUNS_MIN: Final = 20
+RUNS_MIN: Final = 3  # whatever that takes
 RUNS_MAX: Final = 20_000
+WITNESSED_RUNS_MIN: Final = 16  # whose median says what is long
 LONG_PERCENT: Final = 125  # of the median: a run that is longer is one to ask the witness about
 RUNS_STABLE: Final = 5_000  # p99.9 of that many runs rests on five of them; more only helps if time is left
 
@@ -92,7 +93,7 @@ def measure(
     block_runs = runs = long_ns = 0
     while True:
         before = switches()
-        if witness and runs >= RUNS_MIN and not runs & (runs - 1):  # at each power of two
+        if witness and runs >= WITNESSED_RUNS_MIN and not runs & (runs - 1):  # at each power of two
             long_ns = sorted(clean or disturbed)[len(clean or disturbed) // 2] * LONG_PERCENT // 100
         if witness and long_ns:
             witness.expect(clock() + long_ns)
@@ -107,7 +108,7 @@ def measure(
         spent = end - begin
         if runs >= RUNS_MAX or len(clean) >= RUNS_STABLE:
             break
-        if spent >= cap_ns and (runs >= RUNS_MIN or (runs >= 3 and spent >= 2 * cap_ns)):
+        if spent >= cap_ns and runs >= RUNS_MIN:
             break
         block_runs += 1
         if end - block >= BLOCK_NS or (pause_ns and block_runs >= BLOCK_RUNS):

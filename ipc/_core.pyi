@@ -322,6 +322,9 @@ class Server:
         Those with flag 0x2000 it does not: the order among them and what came with them is the caller's to keep.
         """
 
+    def beats(self, lane: int, phase_ns: int) -> None:
+        """A clock loop's beats are at phase_ns + k periods: so the watch knows by when its inputs are too late."""
+
     def runs_late(self, lane: int) -> None:
         """Jobs of this lane are run however late they are: the watch answers none of them."""
 

@@ -297,6 +297,19 @@ static PyObject *server_runs_late(PyObject *self, PyObject *number)
 	Py_RETURN_NONE;
 }
 
+static PyObject *server_beats(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+	uint64_t phase_ns;
+
+	if (!server || takt_py_arguments("beats", count, 2, 2) < 0 || !(lane = get_lane(server, args[0])) ||
+	    takt_py_u64(args[1], &phase_ns) < 0)
+		return NULL;
+	takt_server_beats(server, lane->index, phase_ns);
+	Py_RETURN_NONE;
+}
+
 static PyObject *server_set_witness(PyObject *self, PyObject *object)
 {
 	struct takt_server *server = enter(self);
@@ -521,6 +534,7 @@ static PyMethodDef methods[] = {
 	{"set_epoch", server_set_epoch, METH_O, NULL},
 	{"keep_record", server_keep_record, METH_O, NULL},
 	{"runs_late", server_runs_late, METH_O, NULL},
+	FAST(beats),
 	{"watch", server_watch, METH_VARARGS, NULL},
 	{"set_witness", server_set_witness, METH_O, NULL},
 	FAST(complete),

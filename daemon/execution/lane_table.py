@@ -331,6 +331,8 @@ class LaneTable:
         lane.cost_ns = task.cost_ns
         if task.on_late_run:
             self._server.runs_late(lane.lane)
+        if task.clock:
+            self._server.beats(lane.lane, task.phase_ns)
         self._scheduler.add_loop(lane.lane, task)
         self._recorder.add(lane.lane, task, now_ns)
         self._server.set_budget(lane.lane, task.cost_ns)

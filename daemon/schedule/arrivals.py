@@ -147,6 +147,21 @@ class Arrivals:
         if loop.input is not None:
             self.answers.append((loop.input, CANCELLED))
         loop.input = job
+        if loop.skip:
+            # For the watch only: at the beat it gets a deadline like any job.
+            job.latest_start_ns = first_beat(loop.task, job.release_ns) + loop.deadline_ns - loop.shortest_ns
+
+    def beat_of(self, loop: Loop, sequence: int, now_ns: int) -> None:
+        """The beat that the newest input was for has passed during a run, if it is that one: it held nevertheless."""
+        if loop.input is not None and loop.input.sequence == sequence:
+            self.due(min(now_ns, first_beat(loop.task, loop.input.release_ns)))
+
+    def take_answer(self, loop: Loop, sequence: int) -> Job | None:
+        """An input that no run is for any more and that was not answered yet: somebody else has done it."""
+        for index, (job, _) in enumerate(self.answers):
+            if job.source is loop and job.sequence == sequence:
+                return self.answers.pop(index)[0]
+        return None
 
     def _arm(self, loop: Loop, beat_ns: int) -> None:
         loop.beat_ns = loop.expected_ns = beat_ns

@@ -478,6 +478,17 @@ int takt_server_runs_late(struct takt_server *server, uint32_t index)
 	return 0;
 }
 
+int takt_server_beats(struct takt_server *server, uint32_t index, uint64_t phase_ns)
+{
+	struct takt_served *lane = takt_server_lane(server, index);
+
+	if (!lane || lane->layout.period_ns == 0)
+		return -ENOENT;
+	lane->beats = 1;
+	lane->phase_ns = phase_ns % lane->layout.period_ns;
+	return 0;
+}
+
 int takt_server_begin(struct takt_server *server, uint32_t index, uint32_t slot, uint64_t now_ns, uint64_t deadline_ns,
 		      uint64_t next_arrival_ns, int more, uint64_t cost_ns)
 {

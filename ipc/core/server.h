@@ -103,8 +103,8 @@ enum {
 	TAKT_MUTE_NS = 20000000,       /* how long an abused descriptor is not listened to */
 	TAKT_MUTED_SCAN_NS = 2000000,  /* and how often that lane's ring is then looked at while asleep */
 	TAKT_EVENTS_MAX = 32,
-	TAKT_WATCH_TICK_NS = 1000000,  /* the watch looks this often during runs: an answer is that late at most */
-	TAKT_WATCH_AFTER_NS = 500000,  /* and leaves runs alone that have just begun */
+	TAKT_WATCH_TICK_NS = 500000,   /* the watch looks this often during runs: an answer is that late, and a wake-up */
+	TAKT_WATCH_AFTER_NS = 250000,  /* and leaves runs alone that have just begun */
 	TAKT_WITNESS_LATE_NS = 50000,  /* a timer that goes off this late was kept from it; a wake-up takes less */
 	TAKT_WITNESS_EVERY_NS = 100000,
 	TAKT_THREAD_STACK_BYTES = 65536,
@@ -167,6 +167,8 @@ struct takt_served {
 	uint64_t memory;    /* as in takt_ledger_lane */
 	uint64_t budget_ns; /* a run that begins with this lane is hung beyond it; 0: not known */
 	uint32_t runs_late; /* on_late: run: the watch answers none of its jobs */
+	uint32_t beats;     /* a clock loop whose phase is known */
+	uint64_t phase_ns;  /* its beats are at phase + k * period */
 	uint64_t next_arrival_ns;              /* a loop's next job arrives no earlier, as far as the scheduler has said */
 	uint64_t hopeless_ns[TAKT_SLOTS_MAX];  /* a job not started by then can't make its deadline; 0: not known */
 	int wake_fd;
@@ -263,6 +265,7 @@ int takt_server_add(struct takt_server *server, uint32_t lane, int memfd, int wa
 		    const struct takt_service *service);
 /* A job of this lane is run however late it is (on_late: run). */
 int takt_server_runs_late(struct takt_server *server, uint32_t lane);
+int takt_server_beats(struct takt_server *server, uint32_t lane, uint64_t phase_ns);
 /* Ends a lane: pending jobs are completed with `status`, or dropped silently when it is negative. Returns their number.
  * One on standby is only unmapped. */
 int takt_server_remove(struct takt_server *server, uint32_t lane, int status, uint64_t now_ns);

@@ -3,7 +3,7 @@
  * watch.c: answers jobs that have become hopeless while the executor's one thread is inside an engine.
  *
  * An engine's run can't be interrupted, so without this a job whose deadline passes during a long run would be answered
- * only when that run ends. A second thread, without Python, looks once a millisecond: it takes what clients submit
+ * only when that run ends. A second thread, without Python, looks every half millisecond: it takes what clients submit
  * meanwhile and completes as `expired` whatever can certainly not make its deadline any more. It decides nothing else.
  *
  * The server still belongs to one thread at a time. `run` says to whom: IDLE and the executor's thread outside runs; during
@@ -55,20 +55,33 @@ static void futex(uint32_t *word, int op, uint32_t value)
 
 /* ---- the watch's side ---- */
 
-/* The upper bound of the deadline of a loop's job that the scheduler has not seen: a_k <= max(r_k, next arrival). */
+/* When a loop's job arrives that the scheduler has not seen: a_k <= max(r_k, next arrival); a clock loop's, at the first
+ * beat after it. */
+static uint64_t arrival_of(struct takt_served *lane, uint64_t release_ns)
+{
+	uint64_t period_ns = lane->layout.period_ns;
+
+	if (lane->layout.trigger == TAKT_TRIGGER_CLOCK)
+		return release_ns + (lane->phase_ns + period_ns - release_ns % period_ns) % period_ns;
+	if (lane->next_arrival_ns > release_ns)
+		release_ns = lane->next_arrival_ns;
+	lane->next_arrival_ns = release_ns + period_ns;
+	return release_ns;
+}
+
+/* The latest deadline that a job can have which the scheduler has not seen. */
 static void bound_new_job(struct takt_served *lane, const struct takt_job *job)
 {
-	uint64_t arrival_ns = job->release_ns, deadline_ns = job->deadline_ns;
+	uint64_t deadline_ns = job->deadline_ns;
 
 	if (lane->layout.kind == TAKT_KIND_LOOP) {
-		if (lane->next_arrival_ns > arrival_ns)
-			arrival_ns = lane->next_arrival_ns;
-		lane->next_arrival_ns = arrival_ns + lane->layout.period_ns;
+		uint64_t arrival_ns = arrival_of(lane, job->release_ns);
 		if (deadline_ns == 0 || deadline_ns > arrival_ns + lane->layout.deadline_ns)
 			deadline_ns = arrival_ns + lane->layout.deadline_ns;
 	}
-	lane->hopeless_ns[job->slot] =
-	    lane->layout.trigger == TAKT_TRIGGER_CLIENT && !lane->runs_late ? deadline_ns : 0;
+	if (lane->runs_late || (lane->layout.trigger == TAKT_TRIGGER_CLOCK && !lane->beats))
+		deadline_ns = 0;
+	lane->hopeless_ns[job->slot] = deadline_ns;
 }
 
 static void take_new(struct takt_watch *watch, uint64_t now_ns)
@@ -91,7 +104,8 @@ static uint64_t run_cpu_ns(const struct takt_watch *watch)
 }
 
 /* Why a job was lost behind the run: the run is what was admitted; or longer, by itself or because its thread has had no
- * core, or the core itself stood still. Half of the excess is enough for that: a first look comes some time after the start. */
+ * core, or the core itself stood still. Half of the excess is enough for that: a first look comes some time after the
+ * start. */
 static void blame(const struct takt_watch *watch, uint64_t now_ns, struct takt_verdict *verdict)
 {
 	uint64_t ran_ns = now_ns - watch->run_started_ns, away_ns = now_ns - watch->looked_ns, had_ns;

@@ -138,12 +138,12 @@ class Daemon:
         self.server = _core.Server(self.ledger, self.stats, self.journal, self.control_fd)
 
     def add(self, lane: int = 0, kind: int = LOOP, *, slots: int = 4, dynamic: bool = False,
-            period_ns: int = 1_000_000, deadline_ns: int = 1_000_000) -> RawLane:  # fmt: skip
+            period_ns: int = 1_000_000, deadline_ns: int = 1_000_000, trigger: int = 0) -> RawLane:  # fmt: skip
         """A lane with inputs obs FP32[3,8], index INT64[2] and output action FP32[5]; returns its client's end."""
         layout = _core.create_lane(
             "walk", "go1", kind, [("obs", FP32, (3, 8)), ("index", INT64, (2,))], [("action", FP32, (5,))],
             slot_count=slots, dynamic=dynamic, period_ns=period_ns if kind == LOOP else 0,
-            deadline_ns=deadline_ns if kind == LOOP else 0, jitter_ns=7, epoch=3,
+            deadline_ns=deadline_ns if kind == LOOP else 0, jitter_ns=7, epoch=3, trigger=trigger,
         )  # fmt: skip
         ours, theirs = _core.wake_pair()
         self.layouts[lane] = layout

@@ -90,6 +90,24 @@ def test_a_loops_job_is_judged_by_the_latest_deadline_it_can_have(daemon: Daemon
     daemon.server.end()
 
 
+def test_a_clock_loops_input_is_judged_by_the_beat_that_takes_it(daemon: Daemon) -> None:
+    busy = daemon.add(0, raw.MODEL)
+    beating = daemon.add(1, raw.LOOP, period_ns=400 * MS, deadline_ns=MS, trigger=1)
+    unknown = daemon.add(2, raw.LOOP, period_ns=2 * MS, deadline_ns=MS, trigger=1)
+    busy.submit()
+    run_begins(daemon, 0)
+    beat_ns = _core.now() + 20 * MS
+    daemon.server.beats(1, beat_ns % (400 * MS))
+    for lane in (beating, unknown):
+        lane.submit(submitted_ns=_core.now())
+        lane.ring()
+    answer = completion_during_the_run(beating)
+    assert answer["status"] == raw.EXPIRED
+    assert answer["ended_ns"] > beat_ns + MS
+    assert not unknown.completions(), "nobody has said when it beats"
+    daemon.server.end()
+
+
 OVERRUN, MACHINE = 2, 7
 
 
@@ -98,21 +116,36 @@ OVERRUN, MACHINE = 2, 7
     [(True, 0, BLOCKED_BY), (True, 60_000 * MS, BLOCKED_BY), (True, MS, OVERRUN), (False, MS, MACHINE)],
 )
 def test_a_run_within_its_cost_blocks_and_a_longer_one_is_to_blame_unless_it_had_no_core(
-    daemon: Daemon, busy: bool, cost_ns: int, cause: int
+    busy: bool, cost_ns: int, cause: int
 ) -> None:
-    running, other = daemon.add(0, raw.MODEL), daemon.add(1, raw.MODEL)
-    running.submit()
-    (job,) = daemon.server.poll(_core.now())
-    daemon.server.begin(0, job[2], _core.now(), 0, 0, 0, cost_ns)
-    other.submit(deadline_ns=_core.now() + 200 * MS)
-    other.u32(raw.CLIENT_WAITING, 2)
-    until_ns = _core.now() + 30_000 * MS
-    # A busy thread is what an engine looks like to the watch; one that sleeps looks like one without a core.
-    while not select.select([other.wake], [], [], 0 if busy else 30)[0]:
-        assert _core.now() < until_ns
-    (answer,) = other.completions()
-    assert (answer["status"], answer["cause"]) == (raw.EXPIRED, cause)
-    daemon.server.end()
+    for _ in range(20):
+        found, had_its_core = judged(busy, cost_ns)
+        if had_its_core or not busy:
+            break  # else this machine took the core away itself: once more
+    assert found == (raw.EXPIRED, cause)
+
+
+def judged(busy: bool, cost_ns: int) -> tuple[tuple[int, int], bool]:
+    """What a job is told that is lost behind a run; whether the run's thread had a core nearly all the time."""
+    daemon = Daemon()
+    daemon.server.watch(0, sorted(os.sched_getaffinity(0)))
+    try:
+        running, other = daemon.add(0, raw.MODEL), daemon.add(1, raw.MODEL)
+        running.submit()
+        (job,) = daemon.server.poll(_core.now())
+        begun_ns, used_ns = _core.now(), _core.thread_cpu_ns()
+        daemon.server.begin(0, job[2], begun_ns, 0, 0, 0, cost_ns)
+        other.submit(deadline_ns=begun_ns + 200 * MS)
+        other.u32(raw.CLIENT_WAITING, 2)
+        # A busy thread is what an engine looks like to the watch; one that sleeps looks like one without a core.
+        while not select.select([other.wake], [], [], 0 if busy else 30)[0]:
+            assert _core.now() < begun_ns + 30_000 * MS
+        had_its_core = (_core.thread_cpu_ns() - used_ns) * 4 > (_core.now() - begun_ns) * 3
+        (answer,) = other.completions()
+        daemon.server.end()
+        return (answer["status"], answer["cause"]), had_its_core
+    finally:
+        daemon.close()
 
 
 def test_loops_whose_late_jobs_run_are_left_alone(daemon: Daemon) -> None:

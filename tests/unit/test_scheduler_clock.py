@@ -11,11 +11,11 @@ MS = 1_000_000
 PERIOD = 10 * MS
 
 
-def beating(**fields):
+def beating(*, deadline_ns=PERIOD, **fields):
     """One loop with beats at 3, 13, 23 ms, attached at 0."""
     scheduler = Scheduler()
     fields = {"cost_ns": MS, "clock": True, "phase_ns": 3 * MS, "max_age_ns": 5 * MS} | fields
-    scheduler.add_loop(0, Task("beat", PERIOD, PERIOD, **fields))
+    scheduler.add_loop(0, Task("beat", PERIOD, deadline_ns, **fields))
     scheduler.reset(0, 0)
     return scheduler
 
@@ -112,6 +112,42 @@ def run_one(scheduler, sequence, late):
     scheduler.submit(0, sequence, 0, now_ns, 0, now_ns)
     assert scheduler.decide(now_ns).kind == START
     scheduler.finish(now_ns + (PERIOD + 1 if late else MS))
+
+
+@pytest.mark.parametrize(
+    ("on_stale", "age_ms", "stale"), [("skip", 1, 0), ("skip", 6, 1), ("hold", 6, 1), ("run", 6, 1)]
+)
+def test_an_input_whose_deadline_passed_during_a_run_is_answered_once_and_its_beat_counts_once(
+    on_stale: str, age_ms: int, stale: int
+) -> None:
+    scheduler = beating(on_stale=on_stale, m=1, k=3, deadline_ns=2 * MS)
+    scheduler.add_queue(1, Queue("other", (MS,)))
+    scheduler.submit(1, 1, 0, 4 * MS, 0, 4 * MS)
+    assert scheduler.decide(4 * MS).kind == START
+    job = scheduler.submit(0, 1, 0, (13 - age_ms) * MS, 0, (13 - age_ms) * MS)
+    assert job.latest_start_ns == 13 * MS + 2 * MS - MS
+    scheduler.finish(18 * MS)
+    assert scheduler.expired_elsewhere(0, 1, 18 * MS) is job
+    assert scheduler.decide(18 * MS).kind == WAIT
+    accounts = scheduler.accounts(0)
+    assert (accounts.submitted, accounts.expired, accounts.completed, accounts.queued) == (1, 1, 0, 0)
+    assert scheduler.accounts(0).cancelled == 0
+    loop = scheduler._sources[0]
+    assert (loop.stale, loop.kept()) == (1 + stale, 1), "the beats at 3 and at 13 ms, each counted once"
+
+
+def test_an_input_that_a_newer_one_replaced_can_have_been_answered_meanwhile() -> None:
+    scheduler = beating()
+    scheduler.submit(0, 1, 0, 1 * MS, 0, 1 * MS)
+    assert scheduler.decide(3 * MS).kind == START
+    older = scheduler.submit(0, 2, 1, 4 * MS, 0, 4 * MS)
+    newer = scheduler.submit(0, 3, 2, 12 * MS, 0, 12 * MS)
+    scheduler.finish(24 * MS)
+    assert scheduler.expired_elsewhere(0, 2, 24 * MS) is older
+    assert scheduler.expired_elsewhere(0, 3, 24 * MS) is newer
+    assert scheduler.decide(24 * MS).kind == WAIT
+    accounts = scheduler.accounts(0)
+    assert (accounts.submitted, accounts.completed, accounts.expired, accounts.cancelled) == (3, 1, 2, 0)
 
 
 def test_a_promise_is_broken_once_and_can_be_broken_again_after_it_held():
