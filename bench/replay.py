@@ -19,10 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from taktd.daemon.recording.record import Record, Recorder, Recording, read_recording, sections_of, write_recording
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from taktd.daemon.recording.record import Record, Recorder, Recording, read_recording, write_recording
 from taktd.daemon.recording.replay import replay
 from taktd.daemon.schedule.job import EXPIRE, START, Job, Queue, Task
 from taktd.daemon.scheduler import Scheduler
+from tests.recordings import sections_of
 
 MS = 1_000_000
 SLOTS = 4  # as a lane has: so many jobs a client can have in flight

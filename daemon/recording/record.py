@@ -23,8 +23,7 @@ from taktd.daemon.schedule.job import Action, Expire, Job, Queue, Start, Task
 from taktd.daemon.scheduler import Scheduler
 
 __all__ = [
-    "RECORD", "Recorder", "Recording", "RecordingRefused", "Section", "read_recording", "sections_of",
-    "write_recording",
+    "RECORD", "Recorder", "Recording", "RecordingRefused", "Section", "read_recording", "write_recording",
 ]  # fmt: skip
 
 RECORD: Final = struct.Struct("<QHHIQQ")
@@ -160,30 +159,6 @@ def decision_records(action: Action, now_ns: int, yielding: bool) -> list[Record
 
     Recorder(write).decided(action, now_ns, yielding)
     return made
-
-
-def sections_of(device: str, records: Iterable[Record]) -> Recording:
-    """Records as they come out of a journal, in parts that each begin with a state; what comes before one is left
-    out."""
-    recording: Recording = []
-    text = bytearray()
-    pending = bytearray()
-    for record in records:
-        t_ns, kind, lane, aux, a, b = record
-        if kind == FULL_STATE:
-            recording.append(Section(device, text.decode()))
-            text.clear()
-            pending.clear()
-            continue
-        if kind == TEXT:
-            text += text_of(aux, a, b)
-            pending += RECORD.pack(t_ns, kind, lane, aux, a, b)
-            continue
-        text.clear()
-        if recording:
-            recording[-1].records += pending + RECORD.pack(t_ns, kind, lane, aux, a, b)
-        pending.clear()
-    return recording
 
 
 # ---- the file ----

@@ -17,7 +17,6 @@ from taktd.daemon.recording.record import (
     RecordingRefused,
     Section,
     read_recording,
-    sections_of,
     write_recording,
 )
 from taktd.daemon.recording.recorder_file import JOURNAL_RECORD, DeviceRecorder, collect, segments_of
@@ -25,6 +24,7 @@ from taktd.daemon.recording.replay import replay
 from taktd.daemon.recording.scheduler_state import StateMalformed, decode_state, encode_state
 from taktd.daemon.schedule.job import EXPIRE, START, Queue, Task
 from taktd.daemon.scheduler import Scheduler
+from tests.recordings import sections_of
 
 MS = 1_000_000
 

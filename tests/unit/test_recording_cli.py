@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from taktd.daemon.cli.recording import record, replay, trace, why
-from taktd.daemon.recording.record import RECORD, Record, Recorder, Recording, sections_of, write_recording
+from taktd.daemon.recording.record import RECORD, Record, Recorder, Recording, write_recording
 from taktd.daemon.recording.story import Incident, find_incident, tell
 from taktd.daemon.schedule.job import NEVER, START, WAIT, Queue, Task
 from taktd.daemon.scheduler import Scheduler
+from tests.recordings import sections_of
 
 US = 1_000
 MS = 1_000_000
