@@ -11,6 +11,7 @@ import difflib
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -39,11 +40,16 @@ Block = tuple[int, int]  # descriptor of a statistics page, block
 UNLOADED: Final = "unloaded"  # the reason that Triton gives
 UNLOAD_S_MAX: Final = 30.0  # for requests that there are to end
 KNOWN_S_MAX: Final = 10.0  # from the supervisor's word that a version is served until we are told of it
-LOOK_S: Final = 0.01
 
 
 async def _no_versions(model: str, version: int) -> None:
     raise Refusal(Outcome.UNSUPPORTED, f"model {model}: versions can't be changed here")
+
+
+async def _within(seconds: float, awaited: Awaitable[None]) -> None:
+    """As good as it gets: what takes longer goes on by itself."""
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(awaited, seconds)
 
 
 class LaneBackend:
@@ -66,6 +72,7 @@ class LaneBackend:
         self.charges = charges
         self._lanes_max, self._attach = lanes_max, attach
         self._models: dict[str, Model] = {}
+        self._described = asyncio.Event()  # set when a model is another one than before
         self._allowed: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
         self._blocks: dict[str, Block] = {}
         self._pools: dict[str, LanePool] = {}
@@ -85,6 +92,7 @@ class LaneBackend:
         self._allowed[model.name] = (frozenset(uids), frozenset(gids))
         self._models[model.name] = model
         self._blocks[model.name] = block
+        self._described.set()
         pool = self._pools.get(model.name)
         if pool is not None and not pool.follow(model):
             del self._pools[model.name]
@@ -97,6 +105,7 @@ class LaneBackend:
             del self._allowed[name]
             self._unloaded.discard(name)
             self._answered_ms.pop(name, None)
+            self._described.set()
         if (pool := self._pools.pop(name, None)) is not None:
             pool.close(f"model {name} is not served any more")
 
@@ -266,7 +275,7 @@ class LaneBackend:
         async with self._changing:
             if version is not None and str(version) != self.model(name, "").version:
                 await self._activate(name, version)
-                await self._until(lambda: self.model(name, "").version == str(version), KNOWN_S_MAX)
+                await _within(KNOWN_S_MAX, self._serves(name, str(version)))
             self._unloaded.discard(name)
             self._show(name)
             self.changed.set()
@@ -279,17 +288,16 @@ class LaneBackend:
             self._show(name)
             self.changed.set()
             if (pool := self._pools.get(name)) is not None:
-                await self._until(lambda: not pool.busy, UNLOAD_S_MAX)
+                await _within(UNLOAD_S_MAX, pool.rest())
                 self._pools.pop(name, None)
                 pool.close(f"model {name} was unloaded")
         log("notice", f"gateway: model {name} is unloaded; loops go on", model=name)
 
-    async def _until(self, condition: Callable[[], bool], within_s: float) -> None:
-        """As good as it gets: what takes longer goes on by itself."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + within_s
-        while not condition() and loop.time() < until_s:
-            await asyncio.sleep(LOOK_S)
+    async def _serves(self, name: str, version: str) -> None:
+        """Until we are told that it is that version. Raises Refusal: it is gone."""
+        while self.model(name, "").version != version:
+            self._described.clear()
+            await self._described.wait()
 
     # ---- Watch ----
 

@@ -72,6 +72,7 @@ class Job:
             if self.expiry is not None:
                 self.expiry.cancel()
             self._done(result)
+            self.pool.ended.set()
 
     def refuse(self, outcome: Outcome, text: str, cause: str = "") -> None:
         self.end(Refusal(outcome, text, cause))
@@ -215,6 +216,7 @@ class LanePool:
         self._retry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._usual_ns = 0  # from submission to end, lately
+        self.ended = asyncio.Event()  # set when a request has ended, or what it had in a lane is free again
 
     # ---- requests ----
 
@@ -323,6 +325,7 @@ class LanePool:
 
     def _replied(self, lane: PooledLane, job: Job, reply: Reply) -> None:
         if job.ended:
+            self.ended.set()
             return  # cancelled
         request = job.request
         if not reply.ok:
@@ -380,11 +383,18 @@ class LanePool:
         lane.lane.close()
         for job in jobs.values():
             job.refuse(Outcome.DETACHED, f"{self.model.name}: the lane of the job ended; send it again")
+        self.ended.set()
 
     @property
     def busy(self) -> bool:
         """Some request has not ended."""
         return bool(self.waiting) or any(lane.jobs for lane in self.lanes)
+
+    async def rest(self) -> None:
+        """Until no request waits, and none is in a lane: not even one whose client has gone."""
+        while self.busy:
+            self.ended.clear()
+            await self.ended.wait()
 
     def follow(self, model: Model) -> bool:
         """The model is described anew. False if its lanes are not good for it: then this pool is to be closed."""

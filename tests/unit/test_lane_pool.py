@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from taktd.daemon.front_doors.lane_backend import LaneBackend
 from taktd.daemon.front_doors.lane_pool import Job, LanePool, PooledLane
 from taktd.ipc.client import Lane
 from taktd.ipc.errors import NotFound
-from taktd.ipc.inference import Answer, Model, Request, Tensor, TensorSpec
+from taktd.ipc.inference import Answer, Model, Refusal, Request, Tensor, TensorSpec
 
 FIXED = Model(
     "m", "1", "onnx", (TensorSpec("x", "FP32", (2,), (False,)),), (TensorSpec("y", "FP32", (2,), (False,)),), False
@@ -209,3 +212,75 @@ def test_whoever_has_priority_is_taken_first_and_whoever_gave_up_is_not_taken() 
         assert order == ["d", "a", "b", "c", "f", "e", "g"]
 
     run(FIXED, lane, scene)
+
+
+def test_a_pool_rests_when_the_last_job_has_left_its_lane_even_one_that_nobody_waits_for() -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+
+    async def scene(pool: LanePool) -> None:
+        await pool.rest()  # nothing to wait for
+        jobs = [job(pool, []) for _ in range(5)]  # three in slots, two wait
+        for one in jobs:
+            pool.start(one, alone=False)
+            await turns()
+        rests = asyncio.ensure_future(pool.rest())
+        jobs[0].cancel()  # in a slot: it is the lane's until it is answered
+        jobs[4].cancel()
+        for _ in range(4):
+            await turns()
+            assert not rests.done()
+            lane.finish()
+        await asyncio.wait_for(rests, 5)
+        assert not lane.out
+        assert all(one.ended for one in jobs)
+
+    run(FIXED, lane, scene)
+
+
+def test_a_pool_whose_lane_is_lost_rests() -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+
+    async def scene(pool: LanePool) -> None:
+        given_up = job(pool, [])
+        pool.start(given_up, alone=False)
+        await turns()
+        given_up.cancel()
+        rests = asyncio.ensure_future(pool.rest())
+        await turns()
+        assert not rests.done()
+        pool.close()
+        await asyncio.wait_for(rests, 5)
+
+    run(FIXED, lane, scene)
+
+
+def test_a_load_of_a_version_returns_when_the_supervisor_has_said_that_it_is_served() -> None:
+    async def scene() -> None:
+        asked: list[tuple[str, int]] = []
+
+        async def activate(model: str, version: int) -> None:
+            asked.append((model, version))
+
+        backend = LaneBackend("n", "1", cast("Any", None), 1, attaching(cast("Any", None)), activate=activate)
+
+        def told(version: str) -> None:
+            block = os.open(os.devnull, os.O_RDONLY), 0
+            backend.add(replace(FIXED, version=version), block, (), ())
+
+        told("1")
+        loads = asyncio.ensure_future(backend.load("m", 3))
+        await turns()
+        told("2")
+        await turns()
+        assert asked == [("m", 3)]
+        assert not loads.done()
+        told("3")
+        await asyncio.wait_for(loads, 5)
+        gone = asyncio.ensure_future(backend.load("m", 4))
+        await turns()
+        assert not gone.done()
+        backend.remove("m")
+        with pytest.raises(Refusal, match="no model is called 'm'"):
+            await asyncio.wait_for(gone, 5)
+
+    asyncio.run(scene())
