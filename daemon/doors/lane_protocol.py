@@ -15,7 +15,6 @@ from typing import Any, Final
 
 WIRE_VERSION: Final = 1
 MESSAGE_BYTES_MAX: Final = 8192
-NAME_BYTES: Final = 64
 MAGIC: Final = 0x31544B54  # "TKT1" read as little-endian u32
 
 HEADER: Final = struct.Struct("<IHHIi")  # magic, type, reserved, request_id, code
