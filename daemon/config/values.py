@@ -73,10 +73,10 @@ def _quantity(parse: Callable[[str], int], form: str, what: str) -> Callable[[An
     return judge
 
 
-def _at_least(minimum: int, text: str) -> Callable[[int], int]:
+def _at_least(minimum: int, allowed: str) -> Callable[[int], int]:
     def judge(value: int) -> int:
         if value < minimum:
-            raise refuse("is too small", f"{text} or more")
+            raise refuse("is too small", allowed)
         return value
 
     return judge
@@ -121,15 +121,17 @@ _Duration = Annotated[
     BeforeValidator(_quantity(parse_duration, DURATION_FORM, "a duration")),
     AfterValidator(_at_most(DURATION_NS_MAX, "24h")),
 ]
-Duration = Annotated[_Duration, AfterValidator(_at_least(1, "more than zero:"))]
+Duration = Annotated[_Duration, AfterValidator(_at_least(1, "more than zero"))]
 DurationOrZero = _Duration
-Period = Annotated[_Duration, AfterValidator(_at_least(PERIOD_NS_MIN, format_duration(PERIOD_NS_MIN)))]
-Size = Annotated[int, BeforeValidator(_quantity(parse_size, SIZE_FORM, "a size")), AfterValidator(_at_least(1, "1B"))]
+Period = Annotated[_Duration, AfterValidator(_at_least(PERIOD_NS_MIN, f"{format_duration(PERIOD_NS_MIN)} or more"))]
+Size = Annotated[
+    int, BeforeValidator(_quantity(parse_size, SIZE_FORM, "a size")), AfterValidator(_at_least(1, "1B or more"))
+]
 Share = Annotated[
-    int, BeforeValidator(_ppm), AfterValidator(_at_least(0, "0.0")), AfterValidator(_at_most(10**6, "1.0"))
+    int, BeforeValidator(_ppm), AfterValidator(_at_least(0, "0.0 or more")), AfterValidator(_at_most(10**6, "1.0"))
 ]
 Margin = Annotated[
-    int, BeforeValidator(_ppm), AfterValidator(_at_least(10**6, "1.0")), AfterValidator(_at_most(10**8, "100"))
+    int, BeforeValidator(_ppm), AfterValidator(_at_least(10**6, "1.0 or more")), AfterValidator(_at_most(10**8, "100"))
 ]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_one_or_many), AfterValidator(distinct)]
