@@ -163,3 +163,35 @@ def test_a_stand_in_that_does_not_fit_is_refused_or_accepted_in_words(tmp_path: 
     assert judged.certified, "its own loops keep their promise"
     assert set(judged.standby_reason) == {"x"}
     assert "x" in judged.serve["tasks"]
+
+
+# ---- what happens where the file leaves on_refusal out ----
+
+
+def without_rights(known: Evidence, **rights: Any) -> Evidence:
+    return Evidence(known.measured, known.dispatch_ns, {**known.rights, **rights}, known.measured_real_time)
+
+
+def test_with_real_time_rights_what_is_not_admitted_is_refused_if_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    too_slow = evidence(11_000_000, 1_000_000)
+    with pytest.raises(NotAdmitted, match=r"(?s)device a: not admitted.*on_refusal to shed or uncertified"):
+        judge(configured(tmp_path), too_slow, None)
+
+
+@pytest.mark.parametrize("missing", [{"policy": "other"}, {"mlocked": False}])
+def test_without_real_time_rights_it_is_served_and_nothing_is_claimed(tmp_path: Path, missing: dict[str, Any]) -> None:
+    too_slow = {name: without_rights(known, **missing) for name, known in evidence(11_000_000, 1_000_000).items()}
+    judged = judge(configured(tmp_path), too_slow, None)
+    for device, loop in (("a", "x"), ("b", "y")):
+        assert not judged[device].certified
+        assert judged[device].reason.startswith("not admitted: ")
+        assert loop in judged[device].serve["tasks"]
+
+
+def test_each_device_goes_by_its_own_rights(tmp_path: Path) -> None:
+    """a has none and serves what it can; b has them, and its loop doesn't fit: refused."""
+    mixed = evidence(11_000_000, 1_000_000)
+    mixed["a"] = without_rights(mixed["a"], policy="other")
+    with pytest.raises(NotAdmitted, match="device b: not admitted") as refused:
+        judge(configured(tmp_path), mixed, None)
+    assert "device a" not in str(refused.value)
