@@ -12,7 +12,7 @@ import click
 
 from taktd.daemon.doctor import wakeup
 from taktd.daemon.doctor.examination import Examination, examine
-from taktd.daemon.doctor.finding import LEVELS, Finding, Subject
+from taktd.daemon.doctor.finding import AS_ROOT, LEVELS, Finding, Subject
 from taktd.daemon.doctor.gpu import GpuReadings, find_nvml, read_gpus
 from taktd.daemon.doctor.tree import Tree, format_cores, parse_cores
 
@@ -134,9 +134,8 @@ def _measured(tree: Tree, subject: Subject, seconds: float, *, quiet: bool) -> F
         with Console(stderr=True).status(f"measuring wake-ups on core {core} for {seconds:g} s"):
             return wakeup.judge(wakeup.measure_apart(core, subject.priority, seconds))
     except (OSError, RuntimeError) as error:
-        return Finding(
-            "wake-up", "unknown", f"could not measure: {error}", "the measurement runs as a process of its own"
-        )
+        why = "the measurement runs as a process of its own"
+        return Finding("wake-up", "unknown", f"could not measure: {error}", why, AS_ROOT)
 
 
 def _show(examination: Examination) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from taktd.daemon.doctor import kernel, memory, power, rights
-from taktd.daemon.doctor.finding import LEVELS, Finding, Level, Subject
+from taktd.daemon.doctor.finding import AS_ROOT, LEVELS, Finding, Level, Subject
 from taktd.daemon.doctor.gpu import GpuReadings, check_gpus
 from taktd.daemon.doctor.tree import Tree, Unreadable, format_cores
 
@@ -65,11 +65,11 @@ def examine(tree: Tree, subject: Subject, readings: GpuReadings | None = None) -
         try:
             finding = check(tree, subject)
         except Unreadable as error:
-            finding = Finding(name, "unknown", str(error), "this file is readable for root only", "run it as root")
+            finding = Finding(name, "unknown", str(error), "this file is readable for root only", AS_ROOT)
         if finding is not None:
             findings.append(finding)
     try:
         findings += check_gpus(tree, subject, readings)
     except Unreadable as error:
-        findings.append(Finding("gpu", "unknown", str(error), "this file is readable for root only", "run it as root"))
+        findings.append(Finding("gpu", "unknown", str(error), "this file is readable for root only", AS_ROOT))
     return Examination(subject, tuple(findings))

@@ -8,10 +8,15 @@ from typing import Final, Literal
 Level = Literal["ok", "warning", "fail", "unknown"]
 LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "fail", "unknown")
 
+AS_ROOT: Final = "sudo taktctl doctor"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer. evidence is what was read, and where; mend is a command, or "" where there is nothing to mend."""
+    """One answer. evidence is what was read, and where; mend is a command, "" only where the level is ok.
+
+    The command mends what is wrong, or shows what is not known; a remark may stand in brackets behind it.
+    """
 
     check: str
     level: Level

@@ -11,13 +11,15 @@ import contextlib
 import importlib
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
 from taktd.daemon.doctor.finding import Finding, Level, Subject
+from taktd.daemon.doctor.power import python_program
 from taktd.daemon.doctor.tree import Tree
+from taktd.daemon.doctor.unit import NAME, Unit, enable, read_unit
 
 # NVML's bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean "slower than asked for".
 # Idle (1), application clocks (2) and display clocks (256) are settings, not trouble.
@@ -179,7 +181,7 @@ def check_gpus(tree: Tree, subject: Subject, readings: GpuReadings | None) -> li
     module = tree.text("/sys/module/nvidia/version") or _proc_driver_version(tree)
     jetson = tree.exists("/etc/nv_tegra_release")
     if module is None and not jetson and not subject.gpu and not (readings and readings.gpus):
-        return [Finding("gpu", "ok", "no NVIDIA driver is loaded, and no GPU is configured", "")]
+        return [Finding("gpu", "ok", "no NVIDIA driver is loaded, and no GPU is configured", "no loop needs one")]
     findings = [_driver(tree, subject, module, readings, jetson), _nodes(tree, subject, jetson)]
     if jetson:
         return findings  # an integrated GPU has no persistence mode; its clocks belong to the power mode
@@ -278,7 +280,10 @@ def _nodes(tree: Tree, subject: Subject, jetson: bool) -> Finding:
             if jetson
             else "nvidia-modprobe -u -c 0   (at each boot: systemctl enable nvidia-persistenced)",
         )
-    groups = _groups_of(tree, subject.user)
+    unit = read_unit(tree)
+    if subject.gpu and unit is not None and (policy := _allows_none(unit)):
+        return Finding("gpu-nodes", "fail", policy, why, enable("gpu"))
+    groups = _groups_of(tree, subject.user, unit)
     closed: list[str] = []
     for path in (*wanted, *numbered):
         status = tree.status(path)
@@ -293,26 +298,36 @@ def _nodes(tree: Tree, subject: Subject, jetson: bool) -> Finding:
     if mode and int(mode[1]) & 0o006 != 0o006 and not (group and int(group[1]) in groups):
         closed.append(f"the driver makes nodes with mode {int(mode[1]):04o}, group {group[1] if group else 'root'}")
     if closed:
-        return Finding(
-            "gpu-nodes",
-            "fail",
-            "; ".join(closed),
-            why,
-            f"usermod -aG video,render {subject.user} && systemctl restart taktd",
-        )
+        mend = f"usermod -aG video,render {subject.user} && systemctl restart taktd"
+        if unit is not None and "video" not in unit.words("SupplementaryGroups"):
+            mend = enable("gpu")
+        return Finding("gpu-nodes", "fail", "; ".join(closed), why, mend)
     return Finding("gpu-nodes", "ok", f"{len(wanted) + len(numbered)} nodes are there and open to {subject.user}", why)
 
 
-def _groups_of(tree: Tree, user: str) -> frozenset[int]:
-    """Ids of the groups that /etc/passwd and /etc/group give the user."""
+def _allows_none(unit: Unit) -> str:
+    """How the unit keeps NVIDIA's nodes from the service whatever their groups, "" where it doesn't."""
+    policy = (unit.words("DevicePolicy") or ["auto"])[-1]
+    allowed = unit.words("DeviceAllow")
+    if policy == "auto" and not allowed:
+        return ""
+    if any(re.match(r"(/dev/|char-)(nvidia|nvhost|nvmap)|char-\*", word) for word in allowed):
+        return ""
+    return f"{NAME} has DevicePolicy={policy} and allows no node of NVIDIA's"
+
+
+def _groups_of(tree: Tree, user: str, unit: Unit | None) -> frozenset[int]:
+    """Ids of the groups that /etc/passwd and /etc/group give the user, and of those that the unit adds."""
     groups: set[int] = set()
+    given = set(unit.words("SupplementaryGroups")) if unit is not None else set()
+    groups.update(int(name) for name in given if name.isdigit())
     for line in (tree.text("/etc/passwd") or "").splitlines():
         fields = line.split(":")
         if len(fields) >= 4 and fields[0] == user and fields[3].isdigit():
             groups.add(int(fields[3]))
     for line in (tree.text("/etc/group") or "").splitlines():
         fields = line.split(":")
-        if len(fields) == 4 and fields[2].isdigit() and user in fields[3].split(","):
+        if len(fields) == 4 and fields[2].isdigit() and (user in fields[3].split(",") or fields[0] in given):
             groups.add(int(fields[2]))
     return frozenset(groups)
 
@@ -321,7 +336,7 @@ def _persistence(gpu: GpuReading) -> Finding:
     why = "without persistence the driver unloads when the last user closes the GPU, and opening it takes seconds"
     check = f"gpu{gpu.index}-persistence"
     if gpu.persistence is None:
-        return Finding(check, "unknown", f"{gpu.name}: not told", why)
+        return Finding(check, "unknown", f"{gpu.name}: not told", why, f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE")
     if gpu.persistence:
         return Finding(check, "ok", f"{gpu.name}: on", why)
     return Finding(check, "fail", f"{gpu.name}: off", why, "systemctl enable --now nvidia-persistenced")
@@ -331,7 +346,8 @@ def _clocks(gpu: GpuReading) -> Finding:
     why = "a GPU whose clocks float runs the first job after a pause at a fraction of its speed"
     check = f"gpu{gpu.index}-clocks"
     if gpu.clock_mhz is None or gpu.throttle_reasons is None:
-        return Finding(check, "unknown", f"{gpu.name}: clocks or throttle reasons are not told", why)
+        untold = f"{gpu.name}: clocks or throttle reasons are not told"
+        return Finding(check, "unknown", untold, why, f"nvidia-smi -i {gpu.index} -q -d CLOCK,PERFORMANCE")
     evidence = f"{gpu.name}: {gpu.clock_mhz} of {gpu.clock_max_mhz or '?'} MHz"
     if gpu.throttled_by:
         return Finding(
@@ -357,21 +373,35 @@ def _clocks(gpu: GpuReading) -> Finding:
 
 def other_users(tree: Tree, gpu: GpuReading) -> list[tuple[int, str]]:
     """Processes on the GPU that are not taktd's, with their command lines, "" where those can't be seen."""
-    commands = [(pid, (tree.text(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()) for pid in gpu.processes]
-    return [(pid, command) for pid, command in commands if "taktd" not in command]
+    commands = [(pid, tuple((tree.text(f"/proc/{pid}/cmdline") or "").split("\0"))) for pid in gpu.processes]
+    return [(pid, " ".join(command).strip()) for pid, command in commands if not _is_ours(tree, pid, command)]
+
+
+def stop(pids: Iterable[int]) -> str:
+    """The command that takes others off a GPU. Not EXCLUSIVE_PROCESS: taktd's own second executor couldn't open it."""
+    listed = " ".join(map(str, sorted(pids)))
+    return f"kill {listed}   (what would start them again: systemctl status {listed})"
+
+
+def _is_ours(tree: Tree, pid: int, command: tuple[str, ...]) -> bool:
+    """Whether a process runs a module of taktd (a daemon's, an engine's build, taktctl) or belongs to its service."""
+    if re.fullmatch(r"taktd(\.\w+)+|(.*/)?(taktd|taktctl)", python_program(command)):
+        return True
+    return any(line.endswith(f"/{NAME}") for line in (tree.text(f"/proc/{pid}/cgroup") or "").splitlines())
 
 
 def _users(tree: Tree, gpu: GpuReading) -> Finding:
     why = "two programs' kernels on one GPU have no worst case: nothing else may run beside an admitted loop"
     check = f"gpu{gpu.index}-users"
-    others = [f"{pid} ({command[:40] or 'unknown'})" for pid, command in other_users(tree, gpu)]
+    found = other_users(tree, gpu)
+    others = [f"{pid} ({command[:40] or 'unknown'})" for pid, command in found]
     if others:
         return Finding(
             check,
             "fail",
             f"{gpu.name}: {', '.join(others)}",
             why,
-            f"stop them, or keep them off: nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS",
+            stop(pid for pid, _ in found),
         )
     return Finding(check, "ok", f"{gpu.name}: none beside taktd", why)
 

@@ -16,6 +16,11 @@ RT_SHARE_MIN_PPM: Final = 900_000
 # Stolen time since boot above which a hypervisor is said to be busy.
 STEAL_MAX_PPM: Final = 1_000
 
+PROC_MISSING: Final = "mount -t proc proc /proc"
+SYS_MISSING: Final = "mount -t sysfs sysfs /sys"
+ASK_WITH_CORES: Final = "taktctl doctor --cores LIST   (or give a device `cores:` in the configuration)"
+EXTLINUX: Final = "/boot/extlinux/extlinux.conf"
+
 # How a kernel says what it was built for, in /proc/version, best first.
 _PREEMPTION: Final = ("PREEMPT_RT", "PREEMPT_DYNAMIC", "PREEMPT_LAZY", "PREEMPT")
 
@@ -46,10 +51,10 @@ def preemption(tree: Tree, subject: Subject) -> Finding:
     version = tree.text("/proc/version") or tree.text("/proc/sys/kernel/version") or ""
     model = next((word for word in _PREEMPTION if re.search(rf"\b{word}\b", version)), "")
     if not version:
-        return Finding("preemption", "unknown", "/proc/version is missing", why)
+        return Finding("preemption", "unknown", "/proc/version is missing", why, PROC_MISSING)
     if model == "PREEMPT_RT" or tree.text("/sys/kernel/realtime") == "1":
         evidence = f"{release}: PREEMPT_RT"
-        if subject.gpu:
+        if subject.gpu and not is_jetson(tree):
             return Finding(
                 "preemption",
                 "warning",
@@ -63,7 +68,7 @@ def preemption(tree: Tree, subject: Subject) -> Finding:
         if chosen == "full":
             return Finding("preemption", "ok", f"{release}: {model}, preempt=full", why)
         evidence = f"{release}: {model}, preempt={chosen or 'not given on the kernel command line'}"
-        return Finding("preemption", "warning", evidence, why, _grub("preempt=full"))
+        return Finding("preemption", "warning", evidence, why, _boot_with(tree, "preempt=full"))
     if model == "PREEMPT":
         return Finding("preemption", "ok", f"{release}: PREEMPT", why)
     return Finding(
@@ -71,8 +76,21 @@ def preemption(tree: Tree, subject: Subject) -> Finding:
         "fail",
         f"{release}: built without kernel preemption ({version.strip()[:80]})",
         why,
-        "apt install linux-image-rt-amd64",
+        _preemptible(tree, subject),
     )
+
+
+def _preemptible(tree: Tree, subject: Subject) -> str:
+    """The command that brings a kernel that can be preempted, and that the GPU's driver runs with."""
+    if is_jetson(tree):
+        return "apt install nvidia-l4t-rt-kernel && systemctl reboot   (from NVIDIA's rt-kernel repository)"
+    if subject.gpu:
+        return f"apt install linux-image-amd64 && {_boot_with(tree, 'preempt=full')}"
+    return "apt install linux-image-rt-amd64 && systemctl reboot"
+
+
+def is_jetson(tree: Tree) -> bool:
+    return tree.exists("/etc/nv_tegra_release") or "Jetson" in (tree.text("/proc/device-tree/model") or "")
 
 
 def isolation(tree: Tree, subject: Subject) -> Finding:
@@ -82,7 +100,7 @@ def isolation(tree: Tree, subject: Subject) -> Finding:
     ticks_off = parse_cores(tree.text(f"{CPU}/nohz_full"))
     callbacks_off = parse_cores(boot_option(tree, "rcu_nocbs"))
     if not online:
-        return Finding("isolation", "unknown", f"{CPU}/online is missing", why)
+        return Finding("isolation", "unknown", f"{CPU}/online is missing", why, SYS_MISSING)
     if not subject.cores:
         last = max(online)
         level: Level = "ok" if isolated else "warning"
@@ -91,7 +109,7 @@ def isolation(tree: Tree, subject: Subject) -> Finding:
             level,
             f"the configuration names no cores; isolated: {format_cores(isolated) or 'none'} of {format_cores(online)}",
             why,
-            "" if isolated else f"set `cores: [{last}]` of a device in /etc/taktd/taktd.yaml",
+            "" if isolated else _edit(subject, f"give a device `cores: [{last}]`"),
         )
     gone = subject.cores - online
     if gone:
@@ -100,7 +118,7 @@ def isolation(tree: Tree, subject: Subject) -> Finding:
             "fail",
             f"cores {format_cores(gone)} are not online (online: {format_cores(online)})",
             "an executor can't run on a core that isn't there",
-            f"change `cores:` to cores among {format_cores(online)}",
+            _edit(subject, f"`cores:` may name {format_cores(online)}"),
         )
     if not subject.cores <= isolated:
         cores = format_cores(subject.cores)
@@ -109,7 +127,7 @@ def isolation(tree: Tree, subject: Subject) -> Finding:
             "warning",
             f"executor cores {cores}; isolated: {format_cores(isolated) or 'none'}",
             why,
-            _grub(f"isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores}"),
+            _boot_with(tree, f"isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores}"),
         )
     missing = [
         name for name, cores in (("nohz_full", ticks_off), ("rcu_nocbs", callbacks_off)) if not subject.cores <= cores
@@ -122,7 +140,7 @@ def isolation(tree: Tree, subject: Subject) -> Finding:
             "warning",
             f"{evidence}, but without {' and '.join(missing)}",
             "the timer tick and deferred kernel work still interrupt these cores",
-            _grub(" ".join(f"{name}={cores}" for name in missing)),
+            _boot_with(tree, " ".join(f"{name}={cores}" for name in missing)),
         )
     return Finding("isolation", "ok", f"{evidence}, without tick and RCU callbacks", why)
 
@@ -130,7 +148,7 @@ def isolation(tree: Tree, subject: Subject) -> Finding:
 def interrupts(tree: Tree, subject: Subject) -> Finding:
     why = "a device's interrupt runs before any program, whatever its priority"
     if not subject.cores:
-        return Finding("interrupts", "unknown", "the configuration names no cores", why)
+        return Finding("interrupts", "unknown", "the configuration names no cores", why, ASK_WITH_CORES)
     names = {
         match[1]: match[2].split()[-1]
         for match in re.finditer(r"^\s*(\d+):(.*\S)\s*$", tree.text("/proc/interrupts") or "", re.MULTILINE)
@@ -145,7 +163,7 @@ def interrupts(tree: Tree, subject: Subject) -> Finding:
         if number in names and parse_cores(allowed) & subject.cores:
             hits.append(f"{number} ({names[number]})")
     if not numbers:
-        return Finding("interrupts", "unknown", "/proc/irq is missing", why)
+        return Finding("interrupts", "unknown", "/proc/irq is missing", why, PROC_MISSING)
     balancer = any(process.command and process.command[0].endswith("irqbalance") for process in tree.processes())
     cores = format_cores(subject.cores)
     if hits:
@@ -179,7 +197,7 @@ def rt_throttling(tree: Tree, subject: Subject) -> Finding:
     runtime = tree.number("/proc/sys/kernel/sched_rt_runtime_us")
     period = tree.number("/proc/sys/kernel/sched_rt_period_us")
     if runtime is None or not period:
-        return Finding("rt-throttling", "unknown", "/proc/sys/kernel/sched_rt_runtime_us is missing", why)
+        return Finding("rt-throttling", "unknown", "/proc/sys/kernel/sched_rt_runtime_us is missing", why, PROC_MISSING)
     evidence = f"sched_rt_runtime_us {runtime} of {period}"
     mend = "echo 'kernel.sched_rt_runtime_us = -1' >/etc/sysctl.d/60-taktd.conf && sysctl --system"
     if runtime < 0:
@@ -203,12 +221,13 @@ def rt_group_scheduling(tree: Tree, subject: Subject) -> Finding:
     built = kernel_config(tree, "CONFIG_RT_GROUP_SCHED")
     disabled = boot_option(tree, "rt_group_sched") == "0"
     version_1 = tree.number("/sys/fs/cgroup/cpu/cpu.rt_runtime_us")
-    mend = _grub("rt_group_sched=0")
+    mend = _boot_with(tree, "rt_group_sched=0")
     if disabled or (version_1 is None and built == "n"):
         state = "switched off by rt_group_sched=0" if disabled else "not built in"
         return Finding("rt-groups", "ok", f"CONFIG_RT_GROUP_SCHED: {state}", why)
     if version_1 is None and built is None:
-        return Finding("rt-groups", "unknown", "no /boot/config of this kernel, and no cpu.rt_runtime_us", why)
+        ask = "modprobe configs; zgrep CONFIG_RT_GROUP_SCHED /proc/config.gz   (should say: is not set)"
+        return Finding("rt-groups", "unknown", "no /boot/config of this kernel, and no cpu.rt_runtime_us", why, ask)
     if version_1 is None:
         return Finding("rt-groups", "fail", "CONFIG_RT_GROUP_SCHED=y, and no group's time can be set", why, mend)
     # A service gets a group of its own only if some unit asks for CPU accounting or weights; else it stays in the root.
@@ -230,15 +249,15 @@ def clocksource(tree: Tree, subject: Subject) -> Finding:
     current = tree.text(f"{folder}/current_clocksource")
     available = (tree.text(f"{folder}/available_clocksource") or "").split()
     if not current:
-        return Finding("clocksource", "unknown", f"{folder}/current_clocksource is missing", why)
+        return Finding("clocksource", "unknown", f"{folder}/current_clocksource is missing", why, SYS_MISSING)
     evidence = f"{current} (available: {' '.join(available) or 'not told'})"
     if current in ("tsc", "arch_sys_counter"):
         return Finding("clocksource", "ok", evidence, why)
     if current in ("kvm-clock", "hyperv_clocksource_tsc_page", "xen"):
-        elsewhere = "on the host: give the guest an invariant TSC (libvirt: <feature policy='require' name='invtsc'/>)"
+        elsewhere = "virsh edit GUEST   (on the host, into <cpu>: <feature policy='require' name='invtsc'/>)"
         mend = f"echo tsc >{folder}/current_clocksource" if "tsc" in available else elsewhere
         return Finding("clocksource", "warning", evidence + ": a virtual machine's clock", why, mend)
-    mend = f"echo tsc >{folder}/current_clocksource" if "tsc" in available else _grub("tsc=reliable")
+    mend = f"echo tsc >{folder}/current_clocksource" if "tsc" in available else _boot_with(tree, "tsc=reliable")
     return Finding("clocksource", "fail", evidence, why, mend)
 
 
@@ -258,7 +277,7 @@ def virtual_machine(tree: Tree, subject: Subject) -> Finding:
             "fail" if busy else "warning",
             f"a guest of {tree.text('/sys/hypervisor/type') or product or 'an unnamed hypervisor'}; {steal}",
             why,
-            "on the host: pin the guest's cores one to one, and give its threads a real-time priority",
+            "virsh vcpupin GUEST VCPU CORE   (on the host, for each core; by virsh edit <vcpusched scheduler='fifo'>)",
         )
     if container:
         return Finding(
@@ -266,10 +285,10 @@ def virtual_machine(tree: Tree, subject: Subject) -> Finding:
             "warning",
             f"inside a container ({container}); {steal}",
             "what a container may set, and what others do on its cores, is decided outside",
-            "run taktd, and taktctl doctor, on the machine itself",
+            "apt install ./taktd_*.deb && taktctl doctor   (on the machine itself, not in a container)",
         )
     if not tree.exists("/proc/cpuinfo"):
-        return Finding("virtual-machine", "unknown", "/proc/cpuinfo is missing", why)
+        return Finding("virtual-machine", "unknown", "/proc/cpuinfo is missing", why, PROC_MISSING)
     return Finding("virtual-machine", "ok", f"no hypervisor{f' ({product})' if product else ''}", why)
 
 
@@ -282,5 +301,13 @@ def _cpu_time(tree: Tree) -> tuple[int, int]:
     return sum(fields[:8]), fields[7]  # user nice system idle iowait irq softirq steal; guest time is in user
 
 
-def _grub(options: str) -> str:
+def _edit(subject: Subject, what: str) -> str:
+    file = "" if subject.source.startswith("-") else subject.source
+    return f"sensible-editor {file or '/etc/taktd/taktd.yaml'} && systemctl restart taktd   ({what})"
+
+
+def _boot_with(tree: Tree, options: str) -> str:
+    """The command that boots the kernel with more options: where GRUB starts it, and on a Jetson."""
+    if tree.exists(EXTLINUX) or is_jetson(tree):
+        return f"sed -i '/^ *APPEND /s/$/ {options}/' {EXTLINUX} && systemctl reboot"
     return f"sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{options} /' /etc/default/grub && update-grub && systemctl reboot"

@@ -12,7 +12,7 @@ def swap(tree: Tree, subject: Subject) -> Finding:
     why = "the executor's memory is locked, a client's is not: a page that was swapped out costs milliseconds to touch"
     table = tree.text("/proc/swaps")
     if table is None:
-        return Finding("swap", "unknown", "/proc/swaps is missing", why)
+        return Finding("swap", "unknown", "/proc/swaps is missing", why, "swapon --show   (should say nothing)")
     devices = [line.split() for line in table.splitlines()[1:] if len(line.split()) >= 4]
     if not devices:
         return Finding("swap", "ok", "none", why)

@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 from taktd.daemon.doctor.finding import Finding, Level, Subject
-from taktd.daemon.doctor.kernel import CPU
+from taktd.daemon.doctor.kernel import ASK_WITH_CORES, CPU, is_jetson
 from taktd.daemon.doctor.tree import Tree, format_cores, parse_cores
+from taktd.daemon.doctor.unit import enable
 
 # An idle state that takes longer to leave delays the first job after a pause noticeably.
 EXIT_LATENCY_MAX_US: Final = 20
@@ -30,6 +31,7 @@ def governor(tree: Tree, subject: Subject) -> Finding:
             "unknown",
             f"no cpufreq for cores {format_cores(cores) or '(none known)'}: firmware or a host decides",
             why,
+            "cpupower frequency-info   (what the firmware's setup or the host must hold fast)",
         )
     slow = {core: name for core, name in known.items() if name != "performance" and not _frequency_fixed(tree, core)}
     if slow:
@@ -73,7 +75,10 @@ def idle_states(tree: Tree, subject: Subject) -> Finding:
     if not seen:
         driver = tree.text(f"{CPU}/cpuidle/current_driver") or "none"
         level: Level = "ok" if driver == "none" and cores else "unknown"
-        return Finding("idle-states", level, f"no idle states are listed (driver {driver})", why)
+        ask = (
+            "" if level == "ok" else "cpupower idle-info   (what is allowed; the firmware's setup names them C-states)"
+        )
+        return Finding("idle-states", level, f"no idle states are listed (driver {driver})", why, ask)
     if not deep:
         return Finding(
             "idle-states", "ok", f"no state above {EXIT_LATENCY_MAX_US} us on cores {format_cores(cores)}", why
@@ -87,8 +92,7 @@ def idle_states(tree: Tree, subject: Subject) -> Finding:
         "warning",
         f"allowed: {listed}",
         why,
-        "ln -s /usr/share/taktd/drop-ins/cpu-dma-latency.conf /etc/systemd/system/taktd.service.d/ && "
-        "systemctl daemon-reload && systemctl restart taktd",
+        enable("cpu-dma-latency"),
     )
 
 
@@ -105,10 +109,22 @@ def dma_latency_holder(tree: Tree) -> int | None:
 
 def is_taktd(command: tuple[str, ...]) -> bool:
     """Whether argv is one of the daemon's processes (not taktctl)."""
-    return any(
-        (word.startswith("taktd.daemon") and not word.startswith("taktd.daemon.cli")) or re.fullmatch(r".*/taktd", word)
-        for word in command[:4]
-    )
+    return bool(re.fullmatch(r"taktd\.daemon(?!\.cli\b)(\.\w+)*|(.*/)?taktd", python_program(command)))
+
+
+def python_program(command: tuple[str, ...]) -> str:
+    """What an interpreter of Python was told to run: the module behind -m, or the script; "" for any other argv."""
+    words = iter(command)
+    if not re.fullmatch(r"(.*/)?python[\d.]*", next(words, "")):
+        return ""
+    for word in words:
+        if re.fullmatch(r"-[A-Za-z]*m", word):
+            return next(words, "")
+        if word in ("-X", "-W"):
+            next(words, "")
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def smt(tree: Tree, subject: Subject) -> Finding:
@@ -117,7 +133,7 @@ def smt(tree: Tree, subject: Subject) -> Finding:
         active = tree.text(f"{CPU}/smt/active")
         if active == "0":
             return Finding("smt", "ok", "off", why)
-        return Finding("smt", "unknown", "the configuration names no cores", why)
+        return Finding("smt", "unknown", "the configuration names no cores", why, ASK_WITH_CORES)
     shared: dict[int, str] = {}
     told = False
     for core in sorted(subject.cores):
@@ -127,7 +143,7 @@ def smt(tree: Tree, subject: Subject) -> Finding:
         if others:
             shared[core] = format_cores(others)
     if not told:
-        return Finding("smt", "unknown", f"{CPU}/cpu*/topology is missing", why)
+        return Finding("smt", "unknown", f"{CPU}/cpu*/topology is missing", why, "lscpu -e=CPU,CORE,ONLINE")
     if shared:
         listed = ", ".join(f"core {core} shares with {others}" for core, others in shared.items())
         first = next(iter(shared.values()))
@@ -145,12 +161,13 @@ def jetson_power_mode(tree: Tree, subject: Subject) -> Finding | None:
     """Jetson only (None elsewhere): the power mode bounds clocks and cores below what the module can do."""
     why = "a Jetson's power mode caps clocks and switches cores off; clocks float below the cap unless they are held"
     model = tree.text("/proc/device-tree/model") or ""
-    if not tree.exists("/etc/nv_tegra_release") and "Jetson" not in model:
+    if not is_jetson(tree):
         return None
     status = tree.text("/var/lib/nvpmodel/status") or ""
     found = re.search(r"pmode:(\d+)", status)
     if not found:
-        return Finding("jetson-power", "unknown", f"{model or 'Jetson'}: /var/lib/nvpmodel/status is missing", why)
+        missing = f"{model or 'Jetson'}: /var/lib/nvpmodel/status is missing"
+        return Finding("jetson-power", "unknown", missing, why, "nvpmodel -q && jetson_clocks --show")
     mode = int(found[1])
     names = {
         int(number): name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from taktd.daemon.doctor.gpu import GpuReading, GpuReadings, library_version, other_users
+from taktd.daemon.doctor.gpu import GpuReading, GpuReadings, library_version, other_users, stop
 from taktd.daemon.doctor.kernel import CPU
 from taktd.daemon.doctor.tree import Tree, Unreadable, parse_cores
 
@@ -157,8 +157,7 @@ def _lost_on_gpu(before: GpuState, now: GpuState) -> list[Lost]:
         found.append(Lost("gpu_clock", subject, f"{before.clock_mhz} MHz", f"{now.clock_mhz} MHz", mend))
     if now.others:
         others = ", ".join(str(pid) for pid in sorted(now.others))
-        mend = f"nvidia-smi -i {before.index} -c EXCLUSIVE_PROCESS, and stop {others}"
-        found.append(Lost("gpu_users", subject, "taktd's alone", f"used by process {others}", mend))
+        found.append(Lost("gpu_users", subject, "taktd's alone", f"used by process {others}", stop(now.others)))
     return found
 
 

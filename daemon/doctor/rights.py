@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
 from taktd.daemon.doctor.finding import Finding, Subject
 from taktd.daemon.doctor.power import is_taktd
 from taktd.daemon.doctor.tree import Process, Tree, format_cores, parse_cores
+from taktd.daemon.doctor.unit import DROP_INS, read_unit
 
 CAP_IPC_LOCK: Final = 1 << 14
 CAP_SYS_NICE: Final = 1 << 23
 SCHED_FIFO: Final = 1
-UNIT_FOLDERS: Final = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
 def executors(tree: Tree) -> list[Process]:
@@ -30,9 +31,10 @@ def capabilities(tree: Tree, subject: Subject) -> Finding:
         effective = _status_field(tree, process.pid, "CapEff")
         granted = int(effective, 16) if effective else 0
         limits = tree.text(f"/proc/{process.pid}/limits") or ""
-        if not granted & CAP_SYS_NICE and _limit(limits, "Max realtime priority") < subject.priority:
+        priority, memory = _limit(limits, "Max realtime priority"), _limit(limits, "Max locked memory")
+        if not granted & CAP_SYS_NICE and (priority is None or priority < subject.priority):
             lacking.append(f"process {process.pid}: no CAP_SYS_NICE and RLIMIT_RTPRIO below {subject.priority}")
-        if not granted & CAP_IPC_LOCK and _limit(limits, "Max locked memory") >= 0:
+        if not granted & CAP_IPC_LOCK and memory is not None and memory < math.inf:
             lacking.append(f"process {process.pid}: no CAP_IPC_LOCK and a bounded RLIMIT_MEMLOCK")
     if lacking:
         return Finding(
@@ -40,27 +42,25 @@ def capabilities(tree: Tree, subject: Subject) -> Finding:
             "fail",
             "; ".join(lacking[:4]),
             why,
-            "run it as the service: systemctl start taktd   (by hand: prlimit --rtprio=95 --memlock=unlimited)",
+            "systemctl restart taktd   (started by hand: prlimit --rtprio=95 --memlock=unlimited taktd ...)",
         )
     return Finding("rights", "ok", f"{len(running)} processes hold both capabilities, or limits that do as well", why)
 
 
 def _unit_rights(tree: Tree, why: str) -> Finding:
-    for folder in UNIT_FOLDERS:
-        unit = tree.text(f"{folder}/taktd.service")
-        if unit is None:
-            continue
-        granted = re.findall(r"^AmbientCapabilities=(.*)$", unit, re.MULTILINE)
-        if any("CAP_SYS_NICE" in line for line in granted) and any("CAP_IPC_LOCK" in line for line in granted):
-            return Finding("rights", "ok", f"not running; {folder}/taktd.service grants both capabilities", why)
-        return Finding(
-            "rights",
-            "fail",
-            f"{folder}/taktd.service doesn't grant both capabilities",
-            why,
-            "systemctl revert taktd.service",
-        )
-    return Finding("rights", "unknown", "taktd is not running, and there is no taktd.service", why)
+    unit = read_unit(tree)
+    if unit is None:
+        missing = "taktd is not running, and there is no taktd.service"
+        return Finding("rights", "unknown", missing, why, "apt install ./taktd_*.deb   (or start taktd by hand)")
+    if {"CAP_SYS_NICE", "CAP_IPC_LOCK"} <= set(unit.words("AmbientCapabilities")):
+        return Finding("rights", "ok", f"not running; {unit.path} grants both capabilities", why)
+    culprit = unit.who_sets("AmbientCapabilities") or unit.path
+    mend = "apt install --reinstall ./taktd_*.deb"
+    if culprit.startswith(DROP_INS):
+        mend = f"rm {culprit} && systemctl daemon-reload && systemctl restart taktd"
+    elif culprit.startswith("/etc/"):
+        mend = "systemctl revert taktd.service && systemctl restart taktd"
+    return Finding("rights", "fail", f"by {culprit} the service doesn't get both capabilities", why, mend)
 
 
 def real_time(tree: Tree, subject: Subject) -> Finding:
@@ -98,7 +98,7 @@ def _status_field(tree: Tree, pid: int, name: str) -> str | None:
     return match[1].strip() if match else None
 
 
-def _limit(limits: str, name: str) -> int:
-    """The soft limit; -1 where it is unlimited or not told."""
-    match = re.search(rf"^{name}\s+(\d+)", limits, re.MULTILINE)
-    return int(match[1]) if match else -1
+def _limit(limits: str, name: str) -> float | None:
+    """The soft limit, infinity where it is unlimited; None where it is not told."""
+    match = re.search(rf"^{name}\s+(\d+|unlimited)", limits, re.MULTILINE)
+    return None if match is None else math.inf if match[1] == "unlimited" else int(match[1])

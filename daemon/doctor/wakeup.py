@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from taktd.daemon.doctor.finding import Finding, Level
+from taktd.daemon.doctor.finding import AS_ROOT, Finding, Level
 
 PERIOD_NS: Final = 1_000_000
 SECONDS_MAX: Final = 600
@@ -113,13 +113,11 @@ def judge(found: WakeUps) -> Finding:
         f"p99 {found.p99_ns / 1000:.0f} us, p99.9 {found.p999_ns / 1000:.0f} us, max {found.max_ns / 1000:.0f} us"
     )
     if found.problem:
-        return Finding(
-            "wake-up", "warning", f"{evidence} (without real-time rights: {found.problem})", why, "run it as root"
-        )
+        return Finding("wake-up", "warning", f"{evidence} (without real-time rights: {found.problem})", why, AS_ROOT)
     if found.p999_ns <= GOOD_P999_NS:
         return Finding("wake-up", "ok", evidence, why)
     level: Level = "fail" if found.p999_ns > BAD_P999_NS else "warning"
-    return Finding("wake-up", level, evidence, why, "mend the findings above first, then measure again: taktctl doctor")
+    return Finding("wake-up", level, evidence, why, "taktctl doctor   (again, once what is above is mended)")
 
 
 def main() -> int:
