@@ -16,12 +16,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from taktd.daemon.certification.costs import LoopCost, Measured, engine_cost_ns, model_costs
-from taktd.daemon.config.configuration import Configuration, Device, Loop
+from taktd.daemon.certification.costs import LoopCost, Measured, loop_cost, model_costs
+from taktd.daemon.config.configuration import Configuration, Loop
 from taktd.engines.declared_cost import Cost
 from taktd.engines.model_file import content_digest
 
-__all__ = ["CostUnknown", "CostsRefused", "DeviceCosts", "cost_document", "loop_costs", "queue_costs", "read_costs"]
+__all__ = [
+    "CostUnknown",
+    "CostsRefused",
+    "DeviceCosts",
+    "cost_document",
+    "known_times",
+    "loop_costs",
+    "queue_costs",
+    "read_costs",
+]
 
 FORMAT: Final = "taktd-costs"
 VERSION: Final = 1
@@ -156,23 +165,26 @@ def _compare_digests(costs: Costs, configuration: Configuration) -> None:
                 )
 
 
-def _declared(device: Device, margin_ppm: int) -> LoopCost | None:
-    """What every run on a simulated device costs; the dispatch is not in it, it is what a real machine would add."""
-    if device.driver != "sim":
+def known_times(configuration: Configuration, costs: Costs, device: str, model: str) -> tuple[Measured, int] | None:
+    """Times of a model on a device, and of a dispatch there: measured, else as a simulated device declares them.
+
+    A declared cost is the whole of it: the dispatch is what a real machine would add.
+    """
+    part = costs.get(device)
+    if part is not None and model in part.measured:
+        return part.measured[model], part.dispatch_ns
+    if configuration.devices[device].driver != "sim":
         return None
-    cost = Cost(device.cost)
-    times = {"p999_ns": cost.at(999_000)}
-    return LoopCost(engine_cost_ns(times, margin_ppm, 0), cost.at(500_000))
+    cost = Cost(configuration.devices[device].cost)
+    declared = {"p50_ns": cost.at(500_000), "p99_ns": cost.at(990_000), "p999_ns": cost.at(999_000)}
+    return {"1": declared}, 0
 
 
 def _cost_of(configuration: Configuration, loop: Loop, costs: Costs, margin_ppm: int) -> LoopCost | None:
     if loop.budget_ns is not None:
         return LoopCost(loop.budget_ns, loop.budget_ns)
-    part = costs.get(loop.device)
-    measured = part.measured.get(loop.model) if part else None
-    if part is None or measured is None:
-        return _declared(configuration.devices[loop.device], margin_ppm)
-    return LoopCost(engine_cost_ns(measured["1"], margin_ppm, part.dispatch_ns), measured["1"]["p50_ns"])
+    times = known_times(configuration, costs, loop.device, loop.model)
+    return None if times is None else loop_cost(loop, times[0], margin_ppm, times[1])
 
 
 def loop_costs(configuration: Configuration, costs: Costs) -> dict[str, LoopCost]:

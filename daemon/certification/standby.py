@@ -31,7 +31,8 @@ class Standby:
     costs: dict[str, LoopCost]
     served: tuple[str, ...]
     reasons: dict[str, str]
-    verdict: admission.Verdict  # of the device's own loops together with those that it can promise to stand in for
+    loads: tuple[LoopLoad, ...]  # the device's own loops together with those that it can promise to stand in for
+    verdict: admission.Verdict  # of these
 
 
 def judge_standby(
@@ -40,7 +41,8 @@ def judge_standby(
     scale: int,
 ) -> Standby:  # fmt: skip
     """Takes in one loop after the other, the most critical first; the device's own promises come before all of them."""
-    loops = configuration.stand_ins_on(device)
+    # Who plans may judge before each stand-in is measured (foresight.py); an executor has measured them all.
+    loops = [(loop, model) for loop, model in configuration.stand_ins_on(device) if model in measured]
     margin = configuration.admission.margin_ppm
     there = {loop.name: standby_cost(loop, measured[model], margin, dispatch_ns) for loop, model in loops}
     loads = [load for load in loads_of(configuration, device, costs) if load.name in own.served]
@@ -63,12 +65,17 @@ def judge_standby(
         if loop.fallback_uncertified or policy == "uncertified":
             served.append(loop.name)
         elif policy == "refuse":
-            raise CantStandIn(
-                f"can't stand in for loop {loop.name}: {reasons[loop.name]}\n"
-                f"  to do: give loops.{loop.name}.fallback a faster device or a smaller model, or accept it with "
-                "fallback_uncertified: true"
-            )
-    return Standby(there, tuple(served), reasons, verdict)
+            raise CantStandIn(cant_stand_in(loop.name, reasons[loop.name]))
+    return Standby(there, tuple(served), reasons, tuple(loads), verdict)
+
+
+def cant_stand_in(loop: str, reason: str) -> str:
+    """For the person who has to act."""
+    return (
+        f"can't stand in for loop {loop}: {reason}\n"
+        f"  to do: give loops.{loop}.fallback a faster device or a smaller model, or accept it with "
+        "fallback_uncertified: true"
+    )
 
 
 def hang_after_ns(configuration: Configuration, device: str, real_time: bool, throttle_ppm: int | None) -> int:

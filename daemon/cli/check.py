@@ -1,14 +1,16 @@
 """`taktctl check` and `taktctl costs`: would this configuration be admitted, and what engines were measured to cost.
 
-check needs no daemon. It reads the files it is given (and the model files they name, to tell whose costs they are),
-never stored measurements. A model file that is not there is refused: taktd would not start with it.
+check needs no daemon. It reads the files it is given (and the model files they name, to tell whose costs they are and
+whether a fallback fits), never stored measurements. Of a model file that is not there it warns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,13 +19,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from taktd.daemon.admission import InvalidLoop, Verdict, admit
-from taktd.daemon.certification.certification import best_effort_rule
-from taktd.daemon.certification.cost_file import CostsRefused, CostUnknown, loop_costs, read_costs
-from taktd.daemon.certification.costs import loads_of
-from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, load_with_places
+from taktd.daemon.admission import InvalidLoop, Verdict
+from taktd.daemon.certification.cost_file import CostsRefused, CostUnknown, read_costs
+from taktd.daemon.certification.costs import BudgetTooSmall
+from taktd.daemon.certification.foresight import Foresight, StandbyUnknown, foresee
+from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, Loop, load_with_places
 from taktd.daemon.config.durations import format_duration, format_ppm
 from taktd.daemon.config.yamltree import ConfigError, Tree
+from taktd.daemon.models.inspection import Inspector, ModelRefused
+from taktd.daemon.models.store import StoreError, resolved
+from taktd.daemon.supervision.fallback import fallback_problems
 
 __all__ = ["check"]
 
@@ -34,42 +39,72 @@ __all__ = ["check"]
 @click.option("--wcrt", is_flag=True, help="Exact worst-case response times, too; may take long for many loops.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> None:
-    """Judge a configuration: is it valid, and would every loop always meet its deadline?
+    """Judge a configuration: is it valid, and would every loop always meet its deadline, from its stand-ins too?
 
     Exit code 0: admitted; 1: refused, with what would fit; 2: unusable input, such as a loop whose cost nobody knows.
     """
     try:
         configuration, places = load_with_places(file)
         costs = read_costs(costs_path, configuration) if costs_path else {}
-        verdicts = judge(configuration, costs, wcrt)
+        if problems := _misfits(configuration):
+            _unusable(as_json, "\n".join(problems), [{"what": problem} for problem in problems])
+        seen = foresee(configuration, costs, wcrt=wcrt)
     except ConfigurationRefused as refused:
         _unusable(as_json, str(refused), [error.as_json() for error in refused.errors])
     except CostUnknown as unknown:
         _valid_but_unknown(as_json, file, [_cost_missing(configuration, places, name) for name in unknown.loops])
+    except StandbyUnknown as unknown:
+        _valid_but_unknown(as_json, file, [_standby_missing(configuration, places, *one) for one in unknown.stand_ins])
+    except BudgetTooSmall as refused:
+        _no(as_json, str(refused))
     except (CostsRefused, InvalidLoop) as error:
         _unusable(as_json, str(error), [{"what": str(error)}])
     for missing in _missing_files(configuration, places):
         print(f"taktctl check: warning: {missing}", file=sys.stderr)
     _warn_of_cores(configuration, places)
-    admitted = all(verdict.admitted for verdict in verdicts.values())
+    admitted = all(device.admitted for device in seen.values())
     if as_json:
-        devices = {name: verdict.as_json() for name, verdict in verdicts.items()}
+        devices = {name: device.as_json() for name, device in seen.items()}
         print(json.dumps({"admitted": admitted, "devices": devices}))
     else:
-        _show(verdicts)
+        _show(seen, configuration)
     raise SystemExit(0 if admitted else 1)
 
 
-def judge(configuration: Configuration, costs: Any, wcrt: bool) -> dict[str, Verdict]:
-    """Each device's verdict. Raises CostUnknown."""
-    known = loop_costs(configuration, costs)
-    return {
-        name: admit(
-            loads_of(configuration, name, known), best_effort_rule(device.best_effort),
-            wcrt=wcrt, scale=len(configuration.devices),
-        )
-        for name, device in configuration.devices.items()
-    }  # fmt: skip
+def _misfits(configuration: Configuration) -> list[str]:
+    """What only the models tell of fallbacks: a constant or a stand-in that doesn't fit the loop's tensors.
+
+    Loops whose models are not all at hand are left out: of those files there is a warning.
+    """
+    judged: dict[str, Loop] = {}
+    needed: set[str] = set()
+    for loop in configuration.loops.values():
+        others = {one.model for one in loop.fallback if one.kind == "device" and one.model} - {loop.model}
+        if others or any(one.kind == "constant" for one in loop.fallback):
+            models = {loop.model, *others}
+            if all(_at_hand(configuration, name) for name in models):
+                judged[loop.name] = loop
+                needed |= models
+    part = configuration.model_copy(
+        update={"loops": judged, "models": {name: configuration.models[name] for name in sorted(needed)}}
+    )
+    try:
+        part = resolved(part)
+        with tempfile.TemporaryDirectory(prefix="taktctl-check-") as folder:  # nothing is remembered
+            return fallback_problems(part, asyncio.run(_inspect(part, Path(folder))))
+    except (StoreError, ModelRefused) as refused:
+        hint = getattr(refused, "hint", "")
+        return [f"{refused}\n  to do: {hint}" if hint else str(refused)]
+
+
+def _at_hand(configuration: Configuration, name: str) -> bool:
+    model = configuration.models[name]
+    path = Path(model.path)
+    return path.is_dir() if model.version is not None else path.is_file()
+
+
+async def _inspect(configuration: Configuration, folder: Path) -> dict[str, Any]:
+    return {name: await Inspector(folder).inspect(model) for name, model in configuration.models.items()}
 
 
 def _missing_files(configuration: Configuration, places: Tree) -> Iterator[ConfigError]:
@@ -95,6 +130,18 @@ def _cost_missing(configuration: Configuration, places: Tree, name: str) -> Conf
         allowed="what a job of it may take, such as `budget: 2ms`",
         hint="write that; or start taktd with this file (it measures), `taktctl costs --json > costs.json`, and "
         "check again with --costs costs.json",
+    )  # fmt: skip
+
+
+def _standby_missing(configuration: Configuration, places: Tree, name: str, model: str, device: str) -> ConfigError:
+    entries = configuration.loops[name].fallback
+    place = next(at for at, one in enumerate(entries) if one.kind == "device" and one.device == device)
+    file, line = places.mark(("loops", name))
+    return ConfigError(
+        file, line, f"loops.{name}.fallback[{place}]", f"no cost is known for the stand-in (model {model} on {device})",
+        allowed="a device on which the model was measured; a budget holds for the loop's own device",
+        hint="start taktd with this file (it measures), `taktctl costs --json > costs.json`, and check again with "
+        "--costs costs.json; or accept it as it is with fallback_uncertified: true",
     )  # fmt: skip
 
 
@@ -124,10 +171,18 @@ def _unusable(as_json: bool, text: str, errors: list[dict[str, Any]]) -> NoRetur
     raise SystemExit(2)
 
 
-def _show(verdicts: dict[str, Verdict]) -> None:
+def _no(as_json: bool, text: str) -> NoReturn:
+    if as_json:
+        print(json.dumps({"admitted": False, "errors": [{"what": text}]}))
+    print(f"taktctl check: {text}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def _show(seen: dict[str, Foresight], configuration: Configuration) -> None:
     console = Console()
-    for name, verdict in verdicts.items():
-        word = "[green]admitted[/]" if verdict.admitted else "[bold red]refused[/]"
+    for name, device in seen.items():
+        verdict = device.verdict
+        word = "[green]admitted[/]" if device.admitted else "[bold red]refused[/]"
         best_effort = (
             f"best effort up to {format_duration(verdict.max_dispatch_ns)} a dispatch, "
             f"share {format_ppm(verdict.share_ppm)}"
@@ -135,16 +190,23 @@ def _show(verdicts: dict[str, Verdict]) -> None:
         used = format_ppm(verdict.utilization_ppm)
         console.print(f"{name}: {word}, utilisation {used}, {best_effort}", highlight=False)
         if verdict.loops:
-            console.print(_table(verdict))
+            console.print(_table(verdict, set(device.stand_ins)))
+        for loop, why in device.stand_ins.items():
+            if why and configuration.loops[loop].fallback_uncertified:
+                text = f"loop {loop}: its stand-in on {name} would not be certified: {why}"
+                console.print(text, markup=False, highlight=False)
+        for text in device.refused:
+            console.print(text, markup=False, highlight=False)
         if verdict.refusal is not None:
             console.print(verdict.refusal.text(), markup=False, highlight=False)
 
 
-def _table(verdict: Verdict) -> Table:
+def _table(verdict: Verdict, stand_ins: set[str]) -> Table:
     table = Table()
     for column in ("loop", "period", "deadline", "jitter", "cost", "worst response", "margin"):
-        table.add_column(column, justify="left" if column == "loop" else "right")
+        table.add_column(column, justify="left" if column == "loop" else "right", no_wrap=column == "loop")
     for loop in verdict.loops:
         times = (loop.period_ns, loop.deadline_ns, loop.jitter_ns, loop.cost_ns, loop.wcrt_ns, loop.margin_ns)
-        table.add_row(loop.name, *("" if ns is None else format_duration(ns) for ns in times))
+        name = f"{loop.name} (stand-in)" if loop.name in stand_ins else loop.name
+        table.add_row(name, *("" if ns is None else format_duration(ns) for ns in times))
     return table
