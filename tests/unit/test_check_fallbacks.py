@@ -67,7 +67,7 @@ def test_a_stand_in_that_does_not_fit_is_refused_in_the_words_of_the_daemon(tmp_
     refused = answer(ended)["devices"]["cpu1"]["stand_ins_refused"]
     times = {"1": TIMES | {"p999_ns": 5_000_000}}
     declared = {"1": {"p50_ns": 1_000_000, "p99_ns": 1_900_000, "p999_ns": 2_000_000}}
-    measured, sim = ({name: there for name in ("a", "b", "gone")} for there in (times, declared))
+    measured, sim = (dict.fromkeys(("a", "b", "gone"), there) for there in (times, declared))
     evidence = {"sim0": Evidence(sim, 0, RIGHTS, True), "cpu1": Evidence(measured, 10_000, RIGHTS, True)}
     with pytest.raises(NotAdmitted) as daemon:
         judge(load(file), evidence, None)
