@@ -12,6 +12,7 @@ PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input
 ROBOTS := $(or $(TAKTD_ROBOTS),../shared/robots)
 PYTHONS := python3.11 python3.10
 RTX := 1.7.1.116
+PERF_ANALYZER := 2.60.0
 
 export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONPATH PYTHONHOME
@@ -19,7 +20,7 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-long test-slow test-gpu-fakes test-rtx lint bench sanitize fuzz proto deb wheelhouse deb-test constraints clean
+.PHONY: help demo test test-long test-slow test-gpu-fakes test-rtx test-perf-analyzer lint bench sanitize fuzz proto deb wheelhouse deb-test constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
@@ -28,6 +29,7 @@ help:
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make test-gpu-fakes  the GPU path with the real pycuda, compiled once (minutes), on a simulated driver"
 	@echo "make test-rtx   building engines with the real TensorRT-RTX (95 MB, downloaded once), on the CPU"
+	@echo "make test-perf-analyzer  Triton's load generator (7 MB, downloaded once) against gRPC; needs glibc 2.38 or deb-test's box"
 	@echo "make lint       ruff, mypy, layering, links, documents (part of make test)"
 	@echo "make sanitize   the C core under the address and undefined-behaviour sanitizers"
 	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS; parsers, FUZZ_INPUTS inputs each"
@@ -62,6 +64,16 @@ build/rtx/site/.$(RTX):
 
 test-rtx: $(VENV)/.core $(VENV)/.tests build/rtx/site/.$(RTX)
 	@PYTHONPATH=build/rtx/site $(PY) -m pytest -q -m rtx tests/rtx $(ARGS)
+
+# Its wheel names a glibc newer than this machine may have; the test finds one that runs it.
+build/perf-analyzer/.$(PERF_ANALYZER): | $(VENV)/.made
+	@rm -rf build/perf-analyzer
+	@$(PIP) install --no-deps --target build/perf-analyzer --only-binary :all: --platform manylinux_2_38_$(shell uname -m) \
+	  perf-analyzer==$(PERF_ANALYZER)
+	@touch $@
+
+test-perf-analyzer: $(VENV)/.core $(VENV)/.tests build/perf-analyzer/.$(PERF_ANALYZER)
+	@$(PY) -m pytest -q tests/system/test_perf_analyzer.py $(ARGS)
 
 lint: $(VENV)/.core $(VENV)/.tests
 	@$(PY) -m pytest -q tests/unit/test_style.py $(ARGS)
