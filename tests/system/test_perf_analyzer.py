@@ -1,7 +1,7 @@
 """Triton's own load generator against taktd's gRPC: perf_analyzer, as it comes from PyPI.
 
 `make test-perf-analyzer` fetches it into build/perf-analyzer. Its binary needs glibc 2.38; on an older system it is run
-by the loader of a newer one's root folder: $TAKTD_NEWER_ROOT, or the Debian 13 that `make deb-test` keeps. Else skipped.
+by the loader of a newer one's root folder: $TAKTD_NEWER_ROOT, or Debian 13 as `make deb-test` keeps it. Else skipped.
 """
 
 from __future__ import annotations
