@@ -10,6 +10,7 @@
  *
  * Real-time rights, core and wait mode are asked for, and gone without where they are not permitted: see main().
  */
+#include <errno.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -113,7 +114,13 @@ static int run(takt_lane *lane, double seconds, struct summary *summary)
 		began_ns = takt_now();
 		observe(lane, info.input_count, tick.index);
 		result = takt_infer(lane, 0, TAKT_TIMEOUT_DEFAULT, &reply);
-		if (result < 0) { /* every slot is pending, or the lane has ended */
+		if (result == -EBUSY) { /* no answer to any of the jobs before: an executor is being replaced */
+			act_safely();
+			summary->other += 1;
+			histogram[US_MAX] += 1;
+			continue;
+		}
+		if (result < 0) { /* the lane has ended */
 			act_safely();
 			fprintf(stderr, "cycle %llu: %s\n", (unsigned long long)tick.index, takt_lane_error(lane));
 			return result;
