@@ -84,10 +84,10 @@ def read_sealed(path: Path, key: str) -> Any:
         if error.errno == errno.ELOOP:
             raise SealBroken(f"{path} is a link") from None
         raise SealBroken(f"{path} can't be read: {(error.strerror or str(error)).lower()}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        problem = _foreign(os.fstat(file.fileno()))
-        if problem:
-            raise SealBroken(f"{path} {problem}")
+    if problem := _foreign(os.fstat(descriptor)):
+        os.close(descriptor)
+        raise SealBroken(f"{path} {problem}")
+    with os.fdopen(descriptor, "rb") as file:  # of a folder it would be an OSError
         try:
             stored = json.loads(file.read(SEALED_BYTES_MAX + 1))
             matches = stored["sha256"] == _checksum(stored["key"], stored["body"])

@@ -19,6 +19,7 @@ from typing import Any, Final
 from taktd.daemon.config.configuration import Allow
 from taktd.daemon.doors.acceptor import Acceptor
 from taktd.daemon.doors.peers import Peer, peer_of, rule_of
+from taktd.daemon.logbook import log
 
 LINE_BYTES_MAX: Final = 1 << 20
 CONNECTIONS_MAX: Final = 64
@@ -96,6 +97,12 @@ class ControlDoor:
             return error.as_answer()
         except (ValueError, RecursionError):
             return ControlError("not JSON", "send one JSON object a line").as_answer()
+        except OSError as error:  # of the operation: nothing is read or written to the peer here
+            what = f"{request['op'][:40]} failed: {(error.strerror or str(error)).lower()}"
+            if error.filename:
+                what += f" ({error.filename})"
+            log("error", what, event="operation-failed")
+            return ControlError(what, "is that disk full, or broken? the log of taktd has the same line").as_answer()
 
     def _operation(self, peer: Peer, name: str) -> Operation:
         if name in self._asking:

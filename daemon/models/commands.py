@@ -159,12 +159,38 @@ class ModelCommands:
 
     async def _switch(self, model: Model, number: int, remember: Callable[[], object]) -> dict[str, Any]:
         """Serve it first, then remember it: a version that can't serve must not be what the next start begins with."""
+        store, before = store_of(model), version_of(model)
+        await _answered(asyncio.to_thread(store.rehearse))  # a disk that is full now is no reason to switch twice
         told = f"{model.name}: version {number} is served already"
-        if version_of(model) != number:
+        if before != number:
             told = await self._host.change_model(model.name, number)
-        await _answered(asyncio.to_thread(remember))
+        try:
+            await asyncio.to_thread(remember)
+        except StoreError as error:
+            told = await self._unremembered(store, number, before, told, error)
         log("notice", f"model {model.name}: version {number} is active", event="model-activated", model=model.name)
         return {"name": model.name, "version": number, "message": told}
+
+    async def _unremembered(
+        self, store: ModelStore, number: int, before: int | None, told: str, error: StoreError
+    ) -> str:
+        """What to tell where it was written and is not durable. Else it goes back, and raises ControlError."""
+        try:
+            written = await asyncio.to_thread(store.active) == number
+        except StoreError:
+            written = False
+        if written:
+            log("warning", f"{error}: version {number} is active, and may not be after a power cut", model=store.name)
+            return f"{told}; it may not be remembered after a power cut: {error}"
+        if before is None or before == number:
+            raise ControlError(str(error), error.hint, error.kind)
+        why = f"{error}; version {number} was served meanwhile"
+        try:
+            await self._host.change_model(store.name, before)
+        except ControlError as stays:
+            now = f"and can't be exchanged for version {before} again ({stays}): until the next start it stays"
+            raise ControlError(f"{why}, {now}", error.hint or stays.hint) from None
+        raise ControlError(f"{why}, version {before} is served again", error.hint, error.kind)
 
     def _changeable(self, request: dict[str, Any]) -> Model:
         model = kept_model(self._host.configuration, request.get("name"))

@@ -115,7 +115,10 @@ class ModelStore:
             raise self._no(f"{self.folder} can't be read: {_reason(error)}") from None
         numbers = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
         found = [Version(number, self.folder / str(number) / MODEL_FILE) for number in numbers]
-        return [v for v in found if v.path.is_file() and not v.path.parent.is_symlink()]
+        try:
+            return [v for v in found if v.path.is_file() and not v.path.parent.is_symlink()]
+        except OSError as error:
+            raise self._no(f"a version in {self.folder} can't be read: {_reason(error)}", _hint(error)) from None
 
     def _state(self) -> dict[str, Any]:
         """{"history": what was activated, the last one last; "highest": a number given away already}."""
@@ -258,6 +261,11 @@ class ModelStore:
             os.close(staged.lock)
             staged.lock = -1
 
+    def rehearse(self) -> None:
+        """Writes anew what is active, as it is: whoever is about to switch learns whether that can be remembered."""
+        with self._locked():
+            self._remember(self._history())
+
     def activate(self, number: int) -> None:
         """From now on ``latest`` means this one."""
         with self._locked():
@@ -322,9 +330,9 @@ class ModelStore:
             raise self._no(f"which version is active can't be written: {_reason(error)}", _hint(error)) from None
 
     def _make_folder(self) -> None:
-        if self.folder.is_dir():
-            return
         try:
+            if self.folder.is_dir():
+                return
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
         except OSError as error:
@@ -340,6 +348,9 @@ class ModelStore:
         except BlockingIOError:
             os.close(descriptor)
             raise self._no("another change of it is under way", "wait until it is done") from None
+        except OSError as error:
+            os.close(descriptor)
+            raise self._no(f"{self.folder} can't be locked: {_reason(error)}", _hint(error)) from None
         return descriptor
 
     @contextmanager
@@ -353,11 +364,15 @@ class ModelStore:
 
     def _clear_unfinished(self) -> None:
         """What a change that was cut off has left; nobody else can be at it while we have the lock."""
-        for name in os.listdir(self.folder):
-            if _UNFINISHED.fullmatch(name):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
-            elif _UNWRITTEN.fullmatch(name):
-                (self.folder / name).unlink(missing_ok=True)
+        try:
+            for name in os.listdir(self.folder):
+                if _UNFINISHED.fullmatch(name):
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
+                elif _UNWRITTEN.fullmatch(name):
+                    (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            what = f"what an earlier change left in {self.folder} can't be cleared away: {_reason(error)}"
+            raise self._no(what, _hint(error)) from None
 
 
 def _copy(source: Path, target: Path, room: int) -> tuple[str, int]:

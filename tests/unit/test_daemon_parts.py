@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import json
 import os
 import socket
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taktd.daemon import runtime_folder
 from taktd.daemon.child_process import child_environment
 from taktd.daemon.config.configuration import Allow, Limits, load
+from taktd.daemon.doors.control_door import ControlDoor
 from taktd.daemon.doors.peers import Peer, peer_of, rule_of
 from taktd.daemon.handover import reload
 from taktd.daemon.limits import Charges, LimitExceeded
@@ -49,6 +54,30 @@ def test_new_limits_hold_for_new_charges() -> None:
         charges.charge("connections", 1)
     charges.release("connections", 1, 2)
     charges.charge("connections", 1)
+
+
+# ---- control.sock ----
+
+
+def test_an_operation_that_a_broken_disk_ends_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def broken(request: dict[str, Any]) -> dict[str, Any]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/store/active.json")
+
+    async def ask() -> list[dict[str, Any]]:
+        door = ControlDoor(tmp_path / "c", {"status": broken}, {}, None)
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "c")
+        answers = []
+        for _ in range(2):  # the conversation goes on
+            writer.write(b'{"op": "status"}\n')
+            answers.append(json.loads(await reader.readline()))
+        writer.close()
+        await door.close()
+        return answers
+
+    for answer in asyncio.run(ask()):
+        assert answer["ok"] is False
+        assert answer["error"]["what"] == "status failed: input/output error (/store/active.json)"
+    assert "status failed" in capsys.readouterr().err
 
 
 # ---- folders ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from taktd.daemon.config.configuration import Configuration, Model, load
 from taktd.daemon.doors.control_door import ControlError
 from taktd.daemon.models.commands import ModelCommands, store_of
 from taktd.daemon.models.inspection import Inspector
-from taktd.daemon.models.store import resolved
+from taktd.daemon.models.store import StoreError, resolved, version_of
 from taktd.daemon.supervision.fault_commands import FaultCommands, fault_file, forget_faults, parse_fault
 from taktd.drivers.sim import UNTIL_CLEARED, FaultFile, SimFault, SimFaultKind
 from tests import models
@@ -49,7 +50,10 @@ class Supervisor:
     async def change_model(self, name: str, version: int) -> str:
         if self.changing is not None:
             await self.changing()
-        self.configuration = resolved(load(self.folder / "taktd.yaml"), {name: version})
+        try:
+            self.configuration = resolved(load(self.folder / "taktd.yaml"), {name: version})
+        except StoreError as error:
+            raise ControlError(str(error), error.hint) from None
         self.changes.append((name, version))
         return f"{name} is version {version}"
 
@@ -251,6 +255,90 @@ def test_a_full_disk_during_an_import(host: Supervisor, tmp_path: Path) -> None:
         stage(Path(file), ())
     assert "make room" in refused.value.hint  # type: ignore[attr-defined]
     assert sorted(p.name for p in (tmp_path / "store/go1").iterdir()) == before
+
+
+# ---- a store that can't remember ----
+
+
+def with_two_versions(folder: Path) -> Supervisor:
+    """The first one active; both put there by hand, so that nothing has to be inspected."""
+    host = Supervisor(folder)
+    models.identity(folder / "store/go1/2/model.onnx", (2,))
+    host.ask("activate", name="go1", version=1)
+    return host
+
+
+def serving(host: Supervisor) -> int | None:
+    return version_of(host.configuration.models["go1"])
+
+
+def tried(host: Supervisor, op: str, number: int, at: int) -> tuple[bool, str]:
+    """The op while its at-th system call fails: whether it was made at all, and the refusal, "" for none."""
+    arguments = {"version": 2} if op == "activate" else {}
+    with failing(at, fails(number)) as seen:
+        try:
+            host.ask(op, name="go1", **arguments)
+        except ControlError as error:
+            return seen.calls >= at, str(error)
+    return seen.calls >= at, ""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("op", ["activate", "rollback"])
+def test_what_is_served_and_what_is_remembered_never_differ(tmp_path: Path, op: str, number: int) -> None:
+    """Whichever call it is that fails, from the first look at the store to the last."""
+    host, at, made, refusals, switches = with_two_versions(tmp_path), 0, True, 0, 0
+    while made:
+        at += 1
+        host.ask("activate", name="go1", version=1)
+        if op == "rollback":
+            host.ask("activate", name="go1", version=2)
+        before, host.changes = serving(host), []
+        made, refusal = tried(host, op, number, at)
+        assert host.active() == serving(host), at
+        refusals, switches = refusals + bool(refusal), switches + len(host.changes)
+        if refusal:
+            assert os.strerror(number).lower() in refusal
+            assert serving(host) == before
+        if serving(host) == before:
+            assert tried(host, op, 0, 0) == (True, ""), "and the next try works"
+        assert host.active() == serving(host) != before
+    assert refusals > 6
+    assert switches > at - refusals, "some were taken back"
+
+
+def test_a_full_disk_is_found_before_anything_is_switched(tmp_path: Path) -> None:
+    host = with_two_versions(tmp_path)
+    (tmp_path / "store/go1/active.json").unlink()
+    (tmp_path / "store/go1/active.json").mkdir()
+    refused = host.no("activate", name="go1", version=2)
+    assert "is no regular file" in str(refused)
+    assert (host.changes, serving(host)) == ([], 1)
+
+
+def test_a_switch_that_can_t_be_remembered_is_taken_back(tmp_path: Path) -> None:
+    """Room runs out while the new version is loaded."""
+    host, file = with_two_versions(tmp_path), tmp_path / "store/go1/active.json"
+
+    async def fill() -> None:
+        if not host.changes:
+            file.unlink()
+            file.mkdir()
+
+    async def fill_and_refuse() -> None:
+        if host.changes:
+            raise ControlError("it does not fit", "make it smaller")
+        await fill()
+
+    host.changing = fill
+    refused = host.no("activate", name="go1", version=2)
+    assert "version 2 was served meanwhile, version 1 is served again" in str(refused)
+    assert host.changes == [("go1", 2), ("go1", 1)]
+    file.rmdir()
+    store_of(host.configuration.models["go1"]).activate(1)
+    host.changes, host.changing = [], fill_and_refuse
+    refused = host.no("activate", name="go1", version=2)
+    assert "can't be exchanged for version 1 again (it does not fit): until the next start it stays" in str(refused)
 
 
 # ---- faults ----

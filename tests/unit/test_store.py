@@ -284,6 +284,30 @@ def test_a_kill_while_removing_leaves_it_or_not(tmp_path: Path) -> None:
         assert not [name for name in names(store) if name.startswith(".remove")]
 
 
+@pytest.mark.parametrize("number", DISK_ERRORS, ids=errno.errorcode.get)
+def test_leftovers_that_can_t_be_cleared_away_are_told_as_any_other_no(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    add(store, source(tmp_path, b"one"))
+    left = store.folder / ".active.json.17.tmp"
+    left.touch()
+    incoming = source(tmp_path, b"two")
+
+    def unlinking(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlinking)
+        for change in (
+            store.rehearse, lambda: store.activate(1), lambda: store.remove(1), lambda: store.stage(incoming, ()),
+        ):  # fmt: skip
+            with pytest.raises(StoreError, match="can't be cleared away") as refused:
+                change()
+            assert os.strerror(number).lower() in str(refused.value)
+    store.activate(1)
+    assert not left.exists()
+
+
 def test_a_source_that_vanishes_or_can_t_be_read(store: ModelStore, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such file"):
         store.stage(tmp_path / "none.onnx", ())
