@@ -55,17 +55,21 @@ FUNCTION(load)
         PyErr_Format(PyExc_OSError, "%s is older than CUDA 12.0: it has no cuGetProcAddress_v2", path);
         return NULL;
     }
-#define X(name, parameters) \
+#define LOADED(name, found) \
     { \
         void *address = NULL; \
-        if (look_up(#name, &address, CUDA_VERSION_ASKED, 0, NULL) || !address) { \
+        if (!(found)) { \
             dlclose(opened); \
             PyErr_Format(PyExc_OSError, "%s lacks %s: is the driver older than CUDA 12.0?", path, #name); \
             return NULL; \
         } \
         memcpy(&cuda.name, &address, sizeof address); \
     }
+#define X(name, parameters) LOADED(name, !look_up(#name, &address, CUDA_VERSION_ASKED, 0, NULL) && address)
     CUDA_ENTRIES(X)
+#undef X
+#define X(name, parameters) LOADED(name, (address = dlsym(opened, #name)))
+    CUDA_SYMBOLS(X)
 #undef X
     library = opened;
     Py_RETURN_NONE;
@@ -137,8 +141,8 @@ FUNCTION(device_info)
         return cuda_raise("cuDeviceGetName", result);
     if ((result = cuda.cuDeviceGetUuid(&uuid, device)))
         return cuda_raise("cuDeviceGetUuid", result);
-    if ((result = cuda.cuDeviceGetPCIBusId(pci, sizeof pci, device)))
-        return cuda_raise("cuDeviceGetPCIBusId", result);
+    if (cuda.cuDeviceGetPCIBusId(pci, sizeof pci, device))
+        *pci = '\0'; /* an integrated GPU need not be on a bus */
     if ((result = cuda.cuDeviceTotalMem(&bytes, device)))
         return cuda_raise("cuDeviceTotalMem", result);
     spell_uuid(&uuid, uuid_text);
@@ -460,9 +464,9 @@ FUNCTION(instantiate)
     CUhandle exec = NULL;
     CUresult result;
     Py_BEGIN_ALLOW_THREADS
-    result = cuda.cuGraphInstantiate(&exec, HANDLE(graph), 0);
+    result = cuda.cuGraphInstantiateWithFlags(&exec, HANDLE(graph), 0);
     Py_END_ALLOW_THREADS
-    return result ? cuda_raise("cuGraphInstantiate", result) : NUMBER(exec);
+    return result ? cuda_raise("cuGraphInstantiateWithFlags", result) : NUMBER(exec);
 }
 
 FUNCTION(upload)

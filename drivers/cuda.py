@@ -9,6 +9,7 @@ those come from our C module (``_cuda.c``). cuda-python would have everything bu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -36,6 +37,7 @@ def translated() -> Iterator[None]:
 
 def load_driver() -> None:
     """Opens libcuda.so.1 and initialises it. Raises ``DeviceFault``: DRIVER_MISSING, NO_DEVICE, DRIVER_MISMATCH, …"""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else the fastest is 0, and nvidia-smi counts otherwise
     try:
         _cuda.load()
     except OSError as error:
@@ -129,9 +131,10 @@ class CudaStream:
             flag = self._device.allocate_host(FLAG_BYTES)
             try:
                 return self._captured(work, timeout_ns, flag)
-            except DeviceFault as fault:
+            except BaseException as error:
                 flag.close()
-                if fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED:
+                fault = error if isinstance(error, DeviceFault) else None
+                if fault is None or fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED:
                     raise
                 # The driver may not capture memory operations. If it is `work` that can't be captured, it fails again.
         return self._captured(work, timeout_ns, None)

@@ -92,11 +92,13 @@ typedef struct { unsigned char bytes[16]; } CUuuid;
     X(cuModuleGetFunction, (CUhandle *, CUhandle, const char *)) \
     X(cuLaunchKernel, (CUhandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUhandle, void **, \
                        void **)) \
-    X(cuGraphInstantiate, (CUhandle *, CUhandle, unsigned long long)) \
     X(cuGraphUpload, (CUhandle, CUhandle)) \
     X(cuGraphLaunch, (CUhandle, CUhandle)) \
     X(cuGraphGetNodes, (CUhandle, CUhandle *, size_t *)) \
     X(cuGraphDestroy, (CUhandle)) \
     X(cuGraphExecDestroy, (CUhandle))
+
+/* Asked for by their symbols: `cuGraphInstantiate` has had five parameters and three, whatever header spells it how. */
+#define CUDA_SYMBOLS(X) X(cuGraphInstantiateWithFlags, (CUhandle *, CUhandle, unsigned long long))
 
 #endif

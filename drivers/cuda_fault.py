@@ -18,14 +18,18 @@ _K = FaultKind
 # CUresult → (kind, sticky)
 KINDS: Final[dict[int, tuple[FaultKind, bool]]] = {
     2: (_K.OUT_OF_MEMORY, False),
+    4: (_K.DEVICE_LOST, True),  # the driver is being shut down under us
     34: (_K.DRIVER_MISSING, False),  # the toolkit's stub library was loaded
     36: (_K.DRIVER_MISMATCH, False),  # the call needs a newer driver
     46: (_K.DEVICE_BUSY, False),  # in exclusive use
     100: (_K.NO_DEVICE, False),
     101: (_K.NO_DEVICE, False),  # no device of that number
-    **dict.fromkeys((209, 222, 223), (_K.NOT_SUPPORTED, False)),  # no code for this card
+    102: (_K.DEVICE_BUSY, False),  # a virtual GPU without a licence
+    **dict.fromkeys((209, 221, 222, 223), (_K.NOT_SUPPORTED, False)),  # no code for this card
     **dict.fromkeys((214, 220, 226), (_K.ECC, True)),  # memory, NVLink, contained
-    **dict.fromkeys((700, 710, 714, 715, 716, 717, 718, 719), (_K.LAUNCH_FAILED, True)),
+    **dict.fromkeys((302, 303), (_K.DRIVER_MISMATCH, False)),  # a library of the driver's own is another version's
+    304: (_K.DEVICE_BUSY, False),  # the system refused: a device node that we may not use any more
+    **dict.fromkeys((700, 710, 714, 715, 716, 717, 718, 719, 721), (_K.LAUNCH_FAILED, True)),
     701: (_K.OUT_OF_MEMORY, False),  # too few registers or threads
     702: (_K.LAUNCH_TIMEOUT, True),
     709: (_K.DEVICE_LOST, True),  # the context was destroyed under us
@@ -33,6 +37,8 @@ KINDS: Final[dict[int, tuple[FaultKind, bool]]] = {
     801: (_K.NOT_SUPPORTED, False),
     802: (_K.DEVICE_BUSY, False),  # the fabric manager is not ready
     **dict.fromkeys((803, 804), (_K.DRIVER_MISMATCH, False)),
+    **dict.fromkeys((805, 807, 808, 809), (_K.DEVICE_BUSY, False)),  # MPS does not answer, or has no room
+    **dict.fromkeys((806, 810), (_K.DEVICE_LOST, True)),  # MPS died, or has ended us
     **dict.fromkeys((900, 901, 902, 903, 904, 905, 906, 907, 908), (_K.NOT_SUPPORTED, False)),  # capture
     909: (_K.LAUNCH_TIMEOUT, True),
     **dict.fromkeys((911, 999), (_K.DEVICE_LOST, True)),  # external device, unknown: what a card off the bus answers

@@ -13,6 +13,7 @@
 struct cuda_entries {
 #define X(name, parameters) CUresult (*name) parameters;
     CUDA_ENTRIES(X)
+    CUDA_SYMBOLS(X)
 #undef X
 };
 

@@ -1,6 +1,7 @@
 """Which device a configuration means: by UUID, PCI address or index.
 
-A UUID stays with the card; an index may be another card's after a reboot.
+A UUID stays with the card; an index may be another card's after a reboot. Indices count by PCI address, as nvidia-smi's
+do (``taktd.drivers.cuda.load_driver``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from taktd.drivers.fault import DeviceFault, FaultKind
 
 __all__ = ["matches", "select", "twins_among"]
 
+_UUID_PREFIX = re.compile(r"^(?:gpu|mig)-")  # a slice of a card has a UUID of its own, and CUDA tells that one
 _PCI = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$", re.IGNORECASE)
 
 
@@ -34,7 +36,7 @@ def matches(device: CudaInfo, wanted: str) -> bool:
         return device.index == int(wanted)
     if _PCI.match(wanted):
         return _pci(device.pci) == _pci(wanted)
-    plain, of_device = (text.lower().removeprefix("gpu-").replace("-", "") for text in (wanted, device.uuid))
+    plain, of_device = (_UUID_PREFIX.sub("", text.lower()).replace("-", "") for text in (wanted, device.uuid))
     return len(plain) >= 8 and of_device.startswith(plain)
 
 

@@ -11,10 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 API = ROOT / "drivers" / "cuda_api.h"
+FAKE = ROOT / "tests" / "fakes" / "cuda"
+ASKED = 12000  # of cuGetProcAddress
 
 
 def header_folder() -> Path | None:
-    places = [*Path("/usr/local").glob("cuda*/include"), Path("/usr/include")]
+    """The toolkit's, or what `make test-gpu-fakes` has fetched."""
+    fetched = (ROOT / "build" / "gpu-fakes").glob("**/headers/nvidia/cuda_runtime/include")
+    places = [*Path("/usr/local").glob("cuda*/include"), Path("/usr/include"), *fetched]
     return next((p for p in places if (p / "cuda.h").is_file()), None)
 
 
@@ -60,28 +64,83 @@ def test_constants_are_nvidias(cuda_h: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def entries() -> list[tuple[str, str]]:
+    """(name, parameters) of each entry that our module asks the driver for."""
+    found = re.findall(r"X\((cu\w+), \((.*?)\)\)", API.read_text().replace("\\\n", ""))
+    assert len(found) > 45
+    return found
+
+
+def call_with(parameters: str) -> str:
+    """Arguments of our types: void * converts to each pointer type, an integer in a pointer's place is an error."""
+    plain = [parameter.strip() for parameter in parameters.split(",")]
+    return ", ".join("(void *)0" if "*" in p or p == "CUhandle" else f"({p})0" for p in plain)
+
+
 def test_parameters_are_nvidias(cuda_h: Path, tmp_path: Path) -> None:
-    """Each entry takes as many parameters, of the same sizes and kinds (all handles are pointers)."""
-    entries = re.findall(r"X\((cu\w+), \((.*?)\)\)", API.read_text())
-    assert len(entries) > 40
+    """Those of the version that cuGetProcAddress answers with: the newest that is not newer than what is asked for.
+
+    The library has several versions of many entries, with other parameters.
+    """
+    typedefs = (cuda_h / "cudaTypedefs.h").read_text()
+    source = ['#pragma GCC diagnostic error "-Wint-conversion"', "#include <stdint.h>", "#include <cuda.h>"]
     calls = []
-    for name, parameters in entries:
-        values = []
-        for parameter in parameters.split(", "):
-            plain = parameter.strip()
-            values.append("(void *)0" if "*" in plain or plain == "CUhandle" else f"({plain})0")
-        # void * converts to each pointer type, and an integer where a pointer is wanted is an error
-        calls.append(f"    (void){name}({', '.join(values)});\n")
-    source = "#include <stdint.h>\n#include <cuda.h>\nvoid f(void);\nvoid f(void)\n{\n" + "".join(calls) + "}\n"
-    source = "#define cuEventElapsedTime cuEventElapsedTime\n" + source
-    done = compile_against(cuda_h, '#pragma GCC diagnostic error "-Wint-conversion"\n' + source, tmp_path)
+    for name, parameters in entries():
+        pattern = rf"typedef CUresult \(CUDAAPI \*PFN_{name}_v(\d+)\)\((.*?)\);"
+        known = {int(version): real for version, real in re.findall(pattern, typedefs)}
+        real = known[max(version for version in known if version <= ASKED)]
+        source.append(f"typedef CUresult (CUDAAPI *real_{name})({real});")
+        calls.append(f"    (void)((real_{name})0)({call_with(parameters)});")
+    source += ["void f(void);", "void f(void)", "{", *calls, "}", ""]
+    done = compile_against(cuda_h, "\n".join(source), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"#define CUDA_VERSION_ASKED {ASKED}\n" in API.read_text()
+
+
+def test_the_simulated_driver_answers_with_nvidias_errors(cuda_h: Path) -> None:
+    named = {int(number): name for name, number in error_names(cuda_h)}
+    ours = re.search(r"enum \{\n    OK = 0,(.*?)\};", (FAKE / "fake.h").read_text(), re.DOTALL)
+    assert ours is not None
+    pairs = re.findall(r"([A-Z_]+) = (\d+)", ours[1])
+    assert len(pairs) > 15
+    short = {"NO_DEVICE", "ALREADY_REGISTERED", "NOT_REGISTERED"}
+    for name, number in pairs:
+        real = named[int(number)]
+        assert name in short or name in (real, real.removeprefix("STREAM_"), f"{real}ED"), f"{name}: {real}"
+    for number, name in re.findall(r'\{(\d+), "(CUDA_\w+)"', (FAKE / "graph.c").read_text()):
+        assert name in (f"CUDA_ERROR_{named[int(number)]}", f"CUDA_{named[int(number)]}")
+
+
+def test_the_simulated_driver_knows_attributes_by_nvidias_numbers(cuda_h: Path, tmp_path: Path) -> None:
+    text = (FAKE / "device.c").read_text()
+    found = re.findall(r"case (\d+): \*value = [^;]+; break;\s+/\* ([A-Z_0-9]+)(?:: \w+)? \*/", text)
+    assert len(found) > 12
+    checks = "".join(f'_Static_assert(CU_DEVICE_ATTRIBUTE_{name} == {number}, "{name}");\n' for number, name in found)
+    done = compile_against(cuda_h, f"#include <cuda.h>\n{checks}", tmp_path)
     assert done.returncode == 0, done.stderr
 
 
+def error_names(folder: Path) -> list[tuple[str, str]]:
+    return re.findall(r"CUDA_(?:ERROR_)?(\w+)\s*=\s*(\d+)", errors_of(folder))
+
+
+def errors_of(folder: Path) -> str:
+    text = (folder / "cuda.h").read_text()
+    return text[text.index("typedef enum cudaError_enum") : text.index("} CUresult;")]
+
+
 def test_errors_are_nvidias(cuda_h: Path) -> None:
-    """Every code of our table carries NVIDIA's name for it."""
+    """Every code of our table is one of NVIDIA's."""
     from taktd.drivers.cuda_fault import KINDS
 
-    named = dict(re.findall(r"CUDA_(?:ERROR_)?(\w+)\s*=\s*(\d+)", (cuda_h / "cuda.h").read_text()))
-    numbers = {int(number) for number in named.values()}
-    assert set(KINDS) <= numbers
+    assert set(KINDS) <= {int(number) for _, number in error_names(cuda_h)}
+
+
+def test_what_nvidia_calls_fatal_for_the_process_sticks(cuda_h: Path) -> None:
+    """ "This leaves the process in an inconsistent state and any further CUDA work will return the same error." """
+    from taktd.drivers.cuda_fault import KINDS
+
+    told = re.findall(r"/\*\*(.*?)\*/\s*CUDA_ERROR_\w+\s*=\s*(\d+)", errors_of(cuda_h), re.DOTALL)
+    fatal = {int(number) for text, number in told if "inconsistent" in text}
+    assert len(fatal) >= 10
+    assert {code for code in fatal if not KINDS.get(code, (None, False))[1]} == set()

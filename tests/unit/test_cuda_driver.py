@@ -39,6 +39,9 @@ def device(fake_cuda: Simulated) -> Iterator[CudaDevice]:
         (702, FaultKind.LAUNCH_TIMEOUT, True),
         (719, FaultKind.LAUNCH_FAILED, True),
         (803, FaultKind.DRIVER_MISMATCH, False),
+        (304, FaultKind.DEVICE_BUSY, False),
+        (721, FaultKind.LAUNCH_FAILED, True),
+        (810, FaultKind.DEVICE_LOST, True),
         (801, FaultKind.NOT_SUPPORTED, False),
         (999, FaultKind.DEVICE_LOST, True),
         (1, FaultKind.INVALID_USE, False),
@@ -100,7 +103,7 @@ def test_work_that_fails_ends_the_capture(device: CudaDevice, fake_cuda: Simulat
     with pytest.raises(KeyError):
         stream.capture(work, timeout_ns=SECOND)
     stream.synchronize(SECOND)
-    assert fake_cuda.live()["graph"] == 0
+    assert fake_cuda.live()["graph"] == fake_cuda.live()["pinned"] == 0, "neither the graph nor its flag"
 
 
 def test_a_hanging_launch_ends_in_time(device: CudaDevice, fake_cuda: Simulated) -> None:
@@ -156,6 +159,11 @@ def test_the_probe_lists_devices_that_work(elsewhere: Path) -> None:
     assert len({d.uuid for d in found}) == 2
 
 
+def test_devices_are_counted_by_their_pci_address_as_nvidia_smi_does(elsewhere: Path) -> None:
+    """CUDA's own order is the fastest first."""
+    assert [d.pci for d in probe()] == ["0000:01:00.0", "0000:02:00.0"]
+
+
 def test_the_probe_survives_a_driver_that_crashes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_CRASH", "1")
     with pytest.raises(DeviceFault) as caught:
@@ -204,6 +212,7 @@ TWO = [info(0, "aa"), info(1, "bb")]
         "0A1B2C3D-1111-2222-3333-4444444444BB",
         "02:00.0",
         "00000000:02:00.0",
+        "MIG-0a1b2c3d-1111-2222-3333-4444444444bb",
     ],
 )
 def test_a_device_is_found_by_index_uuid_and_pci(wanted: str) -> None:

@@ -16,6 +16,14 @@ static bool initialised;
 #define NEEDS_DEVICE(device) do { if ((device) < 0 || (uint32_t)(device) >= fake_control->devices) \
     return leave(INVALID_DEVICE); } while (0)
 
+/* By PCI address where that is asked for, else the fastest first: which here is the last one. */
+static uint32_t card(CUdevice device)
+{
+    const char *order = getenv("CUDA_DEVICE_ORDER");
+    bool by_address = order && !strcmp(order, "PCI_BUS_ID");
+    return fake_control->first_device + (by_address ? (uint32_t)device : fake_control->devices - 1 - (uint32_t)device);
+}
+
 API CUresult cuInit(unsigned flags)
 {
     ENTER(cuInit);
@@ -69,7 +77,7 @@ API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     NEEDS_DEVICE(device);
     for (int i = 0; i < 16; i++)
         uuid->bytes[i] = (char)(0xf0 + i);
-    uuid->bytes[15] = (char)(fake_control->first_device + (uint32_t)device);
+    uuid->bytes[15] = (char)card(device);
     return leave(OK);
 }
 
@@ -95,7 +103,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     case 20: *value = 0; break;                 /* COMPUTE_MODE: default */
     case 31: *value = 1; break;                 /* CONCURRENT_KERNELS */
     case 32: *value = 1; break;                 /* ECC_ENABLED */
-    case 33: *value = (int)(fake_control->first_device + (uint32_t)device) + 1; break; /* PCI_BUS_ID */
+    case 33: *value = (int)card(device) + 1; break; /* PCI_BUS_ID */
     case 34: case 50: *value = 0; break;        /* PCI_DEVICE_ID, PCI_DOMAIN_ID */
     case 41: *value = 1; break;                 /* UNIFIED_ADDRESSING */
     case 75: *value = (int)fake_control->compute_major; break;
@@ -113,7 +121,7 @@ API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
 {
     ENTER(cuDeviceGetPCIBusId);
     NEEDS_DEVICE(device);
-    snprintf(text, (size_t)length, "0000:%02X:00.0", fake_control->first_device + (uint32_t)device + 1);
+    snprintf(text, (size_t)length, "0000:%02X:00.0", card(device) + 1);
     return leave(OK);
 }
 

@@ -75,7 +75,7 @@ enum {
     X(cuEventQuery, cuEventQuery) X(cuEventSynchronize, cuEventSynchronize) X(cuEventElapsedTime, cuEventElapsedTime) \
     X(cuModuleLoadData, cuModuleLoadData) X(cuModuleGetFunction, cuModuleGetFunction) \
     X(cuModuleUnload, cuModuleUnload) X(cuLaunchKernel, cuLaunchKernel) \
-    X(cuGraphInstantiate, cuGraphInstantiateWithFlags) X(cuGraphLaunch, cuGraphLaunch) \
+    X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags) X(cuGraphLaunch, cuGraphLaunch) \
     X(cuGraphUpload, cuGraphUpload) X(cuGraphGetNodes, cuGraphGetNodes) \
     X(cuGraphDestroy, cuGraphDestroy) X(cuGraphExecDestroy, cuGraphExecDestroy)
 

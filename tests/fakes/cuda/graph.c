@@ -7,7 +7,7 @@
 
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
-    ENTER(cuGraphInstantiate);
+    ENTER(cuGraphInstantiateWithFlags);
     NEEDS_CONTEXT();
     NOT_WHILE_CAPTURING();
     if (flags || !graph)
