@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from taktd.daemon.cli import report
 from tests import models
+from tests.conftest import Start
+from tests.real_time import may_have_real_time
 from tests.running import Running, eventually, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,12 +109,35 @@ def test_names_follow_the_conventions(served: Running) -> None:
 
 def test_an_executor_that_takes_over_is_counted(served: Running) -> None:
     key = ("taktd_switches_total", (("cause", "died"), ("loop", "walk")))
-    before = samples(served).get(key, 0)
+    before = samples(served)
     os.kill(served.executor("cpu0")["pid"], signal.SIGKILL)
-    eventually(lambda: samples(served).get(key, 0) == before + 1)
-    revoked = ("taktd_executor_certificates_revoked_total", (("device", "cpu0"),))
-    assert samples(served)[revoked] >= 0
+    eventually(lambda: samples(served).get(key, 0) == before.get(key, 0) + 1)
     eventually(lambda: bool(samples(served)["taktd_ready", ()]))
+    revoked = ("taktd_executor_certificates_revoked_total", (("device", "cpu0"),))
+    assert samples(served)[revoked] == before[revoked], "a death takes no proof back"
+
+
+@pytest.mark.skipif(not may_have_real_time(), reason="nothing is certified without real-time rights")
+def test_a_cost_that_does_not_hold_is_counted_as_a_revoked_certificate(taktd: Start, tmp_path: Path) -> None:
+    models.identity(tmp_path / "id.onnx", (4,))
+    running = taktd(
+        f"allow_faults: true\ndevices: {{sim0: {{driver: sim, cost: 300us}}}}\n"
+        f"models: {{id: {{path: {tmp_path}/id.onnx}}}}\n"
+        'loops: {walk: {model: id, device: sim0, period: 20ms}}\nhttp: {listen: "127.0.0.1:0"}\n'
+    )
+    certified = ("taktd_executor_certified", (("device", "sim0"),))
+    revoked = ("taktd_executor_certificates_revoked_total", (("device", "sim0"),))
+    before = samples(running)
+    assert (before[certified], before[revoked]) == (1, 0)
+    assert running.taktctl("fault", "inject", "sim0", "slow=20x").returncode == 0
+    with running.connect() as node, node.attach("walk") as lane:
+        for tick in lane.ticks():
+            lane.inputs["x"][:] = 1
+            assert lane.infer().ok
+            assert tick.index < 1000, running.loop("walk")
+            if not samples(running)[certified]:
+                break
+    assert samples(running)[revoked] == 1
 
 
 def test_health(served: Running) -> None:
