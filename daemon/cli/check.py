@@ -42,6 +42,8 @@ def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> Non
     """Judge a configuration: is it valid, and would every loop always meet its deadline, from its stand-ins too?
 
     Exit code 0: admitted; 1: refused, with what would fit; 2: unusable input, such as a loop whose cost nobody knows.
+
+    The JSON object always has valid, admitted (null where nobody can say), devices and errors.
     """
     try:
         configuration, places = load_with_places(file)
@@ -65,7 +67,7 @@ def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> Non
     admitted = all(device.admitted for device in seen.values())
     if as_json:
         devices = {name: device.as_json() for name, device in seen.items()}
-        print(json.dumps({"admitted": admitted, "devices": devices}))
+        _answer(valid=True, admitted=admitted, devices=devices, errors=[])
     else:
         _show(seen, configuration)
     raise SystemExit(0 if admitted else 1)
@@ -147,7 +149,7 @@ def _standby_missing(configuration: Configuration, places: Tree, name: str, mode
 
 def _valid_but_unknown(as_json: bool, file: Path, errors: list[ConfigError]) -> NoReturn:
     if as_json:
-        print(json.dumps({"valid": True, "errors": [error.as_json() for error in errors]}))
+        _answer(valid=True, admitted=None, devices={}, errors=[error.as_json() for error in errors])
     print(f"taktctl check: {file} is valid, but nobody can say yet whether its loops meet their deadlines:",
           *errors, sep="\n", file=sys.stderr)  # fmt: skip
     raise SystemExit(2)
@@ -164,16 +166,21 @@ def _warn_of_cores(configuration: Configuration, places: Tree) -> None:
             print(f"taktctl check: warning: {warning}", file=sys.stderr)
 
 
+def _answer(*, valid: bool, admitted: bool | None, devices: dict[str, Any], errors: list[dict[str, Any]]) -> None:
+    """The one JSON object, of one shape whatever the answer is."""
+    print(json.dumps({"valid": valid, "admitted": admitted, "devices": devices, "errors": errors}))
+
+
 def _unusable(as_json: bool, text: str, errors: list[dict[str, Any]]) -> NoReturn:
     if as_json:
-        print(json.dumps({"errors": errors}))
+        _answer(valid=False, admitted=None, devices={}, errors=errors)
     print(f"taktctl check: {text}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def _no(as_json: bool, text: str) -> NoReturn:
     if as_json:
-        print(json.dumps({"admitted": False, "errors": [{"what": text}]}))
+        _answer(valid=True, admitted=False, devices={}, errors=[{"what": text}])
     print(f"taktctl check: {text}", file=sys.stderr)
     raise SystemExit(1)
 

@@ -132,6 +132,27 @@ def test_a_valid_configuration_without_costs_is_told_from_a_wrong_one(tmp_path: 
     assert "is valid, but" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("configuration", "known", "code", "valid", "admitted"),
+    [
+        (CONFIGURATION, True, 0, True, True),
+        (CONFIGURATION + "  leg: {model: go1, period: 200us, budget: 190us}\n", True, 1, True, False),
+        (CONFIGURATION, False, 2, True, None),
+        ("devices: 3\n", False, 2, False, None),
+    ],
+)
+def test_the_answer_has_one_shape_whatever_it_is(
+    tmp_path: Path, configuration: str, known: bool, code: int, valid: bool, admitted: bool | None
+) -> None:
+    ended = run(tmp_path, document() if known else None, configuration)
+    answer = json.loads(ended.stdout)
+    assert ended.exit_code == code, ended.output
+    assert set(answer) == {"valid", "admitted", "devices", "errors"}
+    assert (answer["valid"], answer["admitted"]) == (valid, admitted)
+    assert bool(answer["errors"]) == (code == 2)
+    assert bool(answer["devices"]) == (code < 2)
+
+
 @pytest.mark.parametrize(("path", "what"), [("gone.onnx", "does not exist"), (".", "is a folder")])
 def test_a_model_file_that_is_not_there_is_warned_about_with_its_place(tmp_path: Path, path: str, what: str) -> None:
     ended = run(tmp_path, document(), CONFIGURATION.replace("go1.onnx", path))
