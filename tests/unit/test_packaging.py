@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -168,13 +172,51 @@ def test_drop_ins_say_how_they_are_enabled() -> None:
 
 
 CRASHES = [("signal", "KILL"), ("core-dump", "SEGV"), ("exit-code", "1"), ("exit-code", str(EXIT_HANDED_OVER))]
+ENDS = [("success", "0"), ("timeout", "KILL"), ("watchdog", "ABRT"), ("exit-code", str(EXIT_CONFIGURATION)), ("", "")]
+
+
+def clear(monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes], result: str, status: str) -> None:
+    """Run ExecStopPost in this process, as if the bystander were all that is left in the unit's control group."""
+    file = str(ROOT / "systemd" / "clear-executors")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # not beside what is shipped
+    spec = importlib.util.spec_from_loader("script", importlib.machinery.SourceFileLoader("script", file))
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "leftovers", lambda: {bystander.pid})
+    monkeypatch.setattr(script, "PATIENCE_S", 0.2)
+    monkeypatch.setenv("SERVICE_RESULT", result)
+    monkeypatch.setenv("EXIT_STATUS", status)
+    assert script.main() == 0
+
+
+@pytest.fixture
+def stubborn() -> Iterator[subprocess.Popen[bytes]]:
+    """An executor that does not hear SIGTERM."""
+    program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.parametrize(("result", "status"), CRASHES)
-def test_executors_are_left_alone_after_a_crash(result: str, status: str) -> None:
-    environment = {**os.environ, "SERVICE_RESULT": result, "EXIT_STATUS": status}
-    done = subprocess.run([ROOT / "systemd" / "clear-executors"], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_executors_are_left_alone_after_a_crash(
+    monkeypatch: pytest.MonkeyPatch, stubborn: subprocess.Popen[bytes], result: str, status: str
+) -> None:
+    clear(monkeypatch, stubborn, result, status)
+    assert stubborn.poll() is None
+
+
+@pytest.mark.parametrize(("result", "status"), ENDS)
+def test_executors_are_ended_after_anything_else_whether_they_listen_or_not(
+    monkeypatch: pytest.MonkeyPatch, stubborn: subprocess.Popen[bytes], result: str, status: str
+) -> None:
+    clear(monkeypatch, stubborn, result, status)
+    assert stubborn.wait(5) == -signal.SIGKILL
 
 
 def test_nothing_is_ended_where_there_is_no_unit() -> None:
