@@ -12,8 +12,10 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Final
 
+from taktd.engines.onnx_version import onnxruntime_build
+
 FOLDERS: Final = ("taktd.daemon", "taktd.engines", "taktd.drivers", "taktd.ipc")
-LIBRARIES: Final = ("numpy", "onnx", "onnxruntime")  # what executors compute with
+LIBRARIES: Final = ("numpy", "onnx", "pycuda")  # what executors compute with, beside ONNX Runtime
 SUFFIXES: Final = (".py", ".so")
 
 
@@ -31,6 +33,7 @@ def fingerprint(folders: tuple[Path, ...], libraries: tuple[str, ...] = LIBRARIE
             found.append((name, metadata.version(name), 0))
         except metadata.PackageNotFoundError:
             continue
+    found.append(("onnxruntime", onnxruntime_build(), 0))
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from taktd.daemon.child_process import child_environment, python_command
 from taktd.daemon.config.configuration import Model
 from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
 from taktd.daemon.logbook import log
+from taktd.engines.onnx_version import onnxruntime_build
 
 INSPECTION_S_MAX: Final = 120
 CACHE_VERSION: Final = 2
@@ -120,10 +120,7 @@ def _cache_key(model: Model) -> str | None:
                 digest.update(block)
     except OSError:
         return None
-    try:
-        runtime = version("onnxruntime")
-    except PackageNotFoundError:
-        runtime = "unknown"
+    runtime = onnxruntime_build()
     shapes = sorted((name, list(dims)) for name, dims in model.shapes.items())
     # The name goes into the model's own digest, so it belongs to the key.
     about = {"cache": CACHE_VERSION, "file": Path(model.path).name, "shapes": shapes, "onnxruntime": runtime}
