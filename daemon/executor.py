@@ -239,6 +239,8 @@ class Executor:
             self.table.failed(lanes[0], failure)
         ended_ns = self.server.end()
         self._explain(jobs, now_ns, ended_ns)
+        if len(jobs) > 1:
+            self.server.batched(jobs[0].lane, len(jobs), ended_ns - now_ns)
         for number, (job, lane) in enumerate(zip(jobs, lanes, strict=True)):
             self._complete(job, status, lane.flags | (NOT_FINITE if tainted and tainted[number] else 0), ended_ns)
 

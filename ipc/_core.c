@@ -177,6 +177,25 @@ static PyObject *describe_misses(const struct takt_stats_block *block)
 	return dict;
 }
 
+static PyObject *describe_batches(const struct takt_stats_block *block)
+{
+	PyObject *list = PyList_New(0);
+
+	for (uint32_t i = 0; list && i < TAKT_STATS_BATCH_SIZES; i++) {
+		const struct takt_batches *batches = &block->batches[i];
+		uint64_t dispatches = takt_load_u64(&batches->dispatches);
+		PyObject *item;
+		if (!dispatches)
+			continue;
+		item = Py_BuildValue("(IKK)", (unsigned int)takt_stats_batch_size(i), (unsigned long long)dispatches,
+				     (unsigned long long)takt_load_u64(&batches->run_ns));
+		if (!item || PyList_Append(list, item) < 0)
+			Py_CLEAR(list);
+		Py_XDECREF(item);
+	}
+	return list;
+}
+
 static PyObject *describe_block(const struct takt_stats_block *block)
 {
 	const struct {
@@ -185,6 +204,7 @@ static PyObject *describe_block(const struct takt_stats_block *block)
 	} counters[] = {
 		{"submitted", &block->submitted}, {"late", &block->late},	  {"early", &block->early},
 		{"overrun", &block->overrun},	  {"stand_in", &block->stand_in}, {"orphaned", &block->orphaned},
+		{"batched_jobs", &block->batched_jobs}, {"batched_run_ns", &block->batched_run_ns},
 	};
 	PyObject *dict = PyDict_New();
 
@@ -195,6 +215,7 @@ static PyObject *describe_block(const struct takt_stats_block *block)
 		if (takt_py_put(dict, takt_status_name(i), PyLong_FromUnsignedLongLong(takt_load_u64(&block->status[i]))) < 0)
 			Py_CLEAR(dict);
 	if (dict && (takt_py_put(dict, "misses", describe_misses(block)) < 0 ||
+		     takt_py_put(dict, "batches", describe_batches(block)) < 0 ||
 		     takt_py_put(dict, "queue_us", describe_hist(&block->queue)) < 0 ||
 		     takt_py_put(dict, "run_us", describe_hist(&block->run)) < 0 ||
 		     takt_py_put(dict, "total_us", describe_hist(&block->total)) < 0))

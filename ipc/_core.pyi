@@ -70,6 +70,9 @@ class Statistics(TypedDict):
     overrun: int
     stand_in: int
     orphaned: int
+    batched_jobs: int  # in dispatches of two jobs or more; batched_run_ns: as run_us counts it, once for each job
+    batched_run_ns: int
+    batches: list[tuple[int, int, int]]  # (largest size, dispatches, ns): 2 to 16 apart, then up to 32, …, 256, more
     misses: dict[str, int]
     queue_us: Histogram
     run_us: Histogram
@@ -309,6 +312,9 @@ class Server:
 
     def end(self) -> int:
         """The run is over; returns when it ended."""
+
+    def batched(self, lane: int, size: int, run_ns: int) -> None:
+        """Count a dispatch of size jobs together, one of them of this lane, in the statistics; size: 2 or more."""
 
     def expect(self, lane: int, slot: int, hopeless_ns: int) -> None:
         """A queued job that has not started by then can't make its deadline (0: never mind): for the watch."""

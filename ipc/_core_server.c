@@ -231,6 +231,22 @@ static PyObject *server_end(PyObject *self, PyObject *ignored)
 	return PyLong_FromUnsignedLongLong(ended_ns);
 }
 
+static PyObject *server_batched(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	struct takt_server *server = enter(self);
+	struct takt_served *lane;
+	uint64_t run_ns;
+	uint32_t size;
+
+	if (!server || takt_py_arguments("batched", count, 3, 3) < 0 || !(lane = get_lane(server, args[0])) ||
+	    takt_py_u32(args[1], &size) < 0 || takt_py_u64(args[2], &run_ns) < 0)
+		return NULL;
+	if (size < 2)
+		return PyErr_Format(PyExc_ValueError, "a batch of %u: two jobs or more are one", size);
+	takt_stats_batch(lane->stats, size, run_ns);
+	Py_RETURN_NONE;
+}
+
 static PyObject *server_set_epoch(PyObject *self, PyObject *value)
 {
 	struct takt_server *server = enter(self);
@@ -531,6 +547,7 @@ static PyMethodDef methods[] = {
 	FAST(begin),
 	FAST(expect),
 	{"end", server_end, METH_NOARGS, NULL},
+	FAST(batched),
 	{"set_epoch", server_set_epoch, METH_O, NULL},
 	{"keep_record", server_keep_record, METH_O, NULL},
 	{"runs_late", server_runs_late, METH_O, NULL},

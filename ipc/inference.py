@@ -213,6 +213,7 @@ class ModelCounts:
     fail: Duration
     queue: Duration
     run: Duration
+    batches: tuple[tuple[int, Duration], ...] = ()  # dispatches by their size; above 16 by the largest of a range
     answered_ms: int = 0  # when a front door gave its last answer, ms since 1970; 0: never
 
 

@@ -52,6 +52,15 @@ async def _within(seconds: float, awaited: Awaitable[None]) -> None:
         await asyncio.wait_for(awaited, seconds)
 
 
+def _batches(raw: Mapping[str, Any], max_batch: int) -> tuple[tuple[int, Duration], ...]:
+    """Dispatches by size. The page counts those of two jobs or more; what else ran, ran alone."""
+    alone = Duration(
+        max(0, raw["run_us"]["count"] - raw["batched_jobs"]), max(0, raw["run_us"]["sum_ns"] - raw["batched_run_ns"])
+    )
+    several = tuple((min(size, max_batch), Duration(count, ns)) for size, count, ns in raw["batches"])
+    return ((1, alone), *several) if alone.count else several
+
+
 class LaneBackend:
     """The gateway's models and everything that runs on them."""
 
@@ -167,7 +176,7 @@ class LaneBackend:
         return ModelCounts(
             name, self._models[name].version, raw["ok"], Duration(raw["ok"], total["sum_ns"]), Duration(failed, 0),
             Duration(queue["count"], queue["sum_ns"]), Duration(run["count"], run["sum_ns"]),
-            self._answered_ms.get(name, 0),
+            _batches(raw, self._models[name].max_batch), self._answered_ms.get(name, 0),
         )  # fmt: skip
 
     async def infer(self, request: Request, principal: Principal, encode: Callable[[Answer], T]) -> T:

@@ -376,6 +376,8 @@ enum {
 	TAKT_STATS_STATUSES = 8,
 	TAKT_STATS_CAUSES = 8,
 	TAKT_STATS_BLOCKS_MAX = 8192,
+	TAKT_STATS_BATCH_EXACT = 16, /* sizes up to here have an entry each; above: up to 32, 64, 128, 256, more */
+	TAKT_STATS_BATCH_SIZES = 20,
 };
 struct takt_hist {
 	uint64_t count;
@@ -383,6 +385,11 @@ struct takt_hist {
 	uint64_t max_ns;
 	uint64_t pad[5];
 	uint64_t buckets[TAKT_HIST_BUCKETS];
+};
+/* Dispatches of several jobs together, by size. */
+struct takt_batches {
+	uint64_t dispatches;
+	uint64_t run_ns;
 };
 /* One block per loop or model. One writer (the executor that serves it), any number of readers. */
 struct takt_stats_block {
@@ -394,7 +401,9 @@ struct takt_stats_block {
 	uint64_t stand_in;
 	uint64_t orphaned;
 	uint64_t misses[TAKT_STATS_CAUSES];
-	uint64_t pad[42];
+	uint64_t batched_jobs;	 /* in dispatches of two or more: what the histograms have beyond, ran alone */
+	uint64_t batched_run_ns; /* as the histogram counts it: once for each job */
+	struct takt_batches batches[TAKT_STATS_BATCH_SIZES];
 	struct takt_hist queue;
 	struct takt_hist run;
 	struct takt_hist total;
@@ -418,6 +427,10 @@ int takt_stats_create(uint32_t blocks);
 int takt_stats_open(int fd, int writable, struct takt_stats_page **page, uint64_t *size);
 /* Counts a finished job: its status, flags, cause of a miss, and its times when it was started. */
 void takt_stats_job(struct takt_stats_block *block, const struct takt_completion *done, uint64_t release_ns);
+/* Counts a dispatch of size >= 2 jobs together, each of which takt_stats_job counts too. */
+void takt_stats_batch(struct takt_stats_block *block, uint32_t size, uint64_t run_ns);
+/* The largest size that entry `index` of block->batches counts. */
+uint32_t takt_stats_batch_size(uint32_t index);
 /* One counter that has one writer: no read-modify-write instruction needed, but no torn value for the reader either. */
 static inline void takt_count(uint64_t *counter, uint64_t by) { takt_store_u64(counter, takt_load_u64(counter) + by); }
 

@@ -67,6 +67,27 @@ void takt_stats_job(struct takt_stats_block *block, const struct takt_completion
 	takt_hist_add(&block->total, since(done->ended_ns, release_ns));
 }
 
+uint32_t takt_stats_batch_size(uint32_t index)
+{
+	if (index + 2 <= TAKT_STATS_BATCH_EXACT)
+		return index + 2;
+	if (index == TAKT_STATS_BATCH_SIZES - 1)
+		return UINT32_MAX;
+	return (uint32_t)TAKT_STATS_BATCH_EXACT << (index + 2 - TAKT_STATS_BATCH_EXACT);
+}
+
+void takt_stats_batch(struct takt_stats_block *block, uint32_t size, uint64_t run_ns)
+{
+	uint32_t index = 0;
+
+	while (takt_stats_batch_size(index) < size)
+		index++;
+	takt_count(&block->batched_jobs, size);
+	takt_count(&block->batched_run_ns, size * run_ns);
+	takt_count(&block->batches[index].dispatches, 1);
+	takt_count(&block->batches[index].run_ns, run_ns);
+}
+
 int takt_stats_create(uint32_t blocks)
 {
 	struct takt_stats_page *page;

@@ -214,7 +214,7 @@ class InferenceService:
         for counts in self._backend.counts(request.name):
             stats = message.model_stats.add(
                 name=counts.name, version=counts.version, inference_count=counts.inferences,
-                execution_count=counts.run.count, last_inference=counts.answered_ms,
+                execution_count=sum(count.count for _, count in counts.batches), last_inference=counts.answered_ms,
             )  # fmt: skip
             inference = stats.inference_stats
             pairs = (
@@ -225,6 +225,10 @@ class InferenceService:
                 field.count, field.ns = total.count, total.ns
             # Inputs and outputs are in place: there is nothing to prepare, and it takes no time.
             inference.compute_input.count = inference.compute_output.count = counts.run.count
+            for size, ran in counts.batches:
+                batch = stats.batch_stats.add(batch_size=size)
+                batch.compute_infer.count, batch.compute_infer.ns = ran.count, ran.ns
+                batch.compute_input.count = batch.compute_output.count = ran.count
         return message
 
     def _repository_index(self, request: Any) -> Message:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from tests import models
 from tests.running import Running, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-BINARY = ROOT / "build/perf-analyzer/perf_analyzer/bin/perf_analyzer"
+INSTALLED = shutil.which("perf_analyzer")
+BINARY = Path(INSTALLED) if INSTALLED else ROOT / "build/perf-analyzer/perf_analyzer/bin/perf_analyzer"
 NEWER_ROOT = Path(
     os.environ.get("TAKTD_NEWER_ROOT") or Path(os.environ.get("TAKTD_BOX_CACHE", "/var/cache/taktd-box")) / "trixie"
 )

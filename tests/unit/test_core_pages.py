@@ -54,6 +54,22 @@ def test_jobs_are_counted_by_outcome_and_cause(daemon: Daemon) -> None:
     assert count["total_us"]["max_ns"] == 30
 
 
+def test_dispatches_of_several_jobs_are_counted_by_their_size(daemon: Daemon) -> None:
+    daemon.add()
+    for size, run_ns in ((2, 5), (2, 6), (16, 7), (17, 8), (32, 9), (33, 10), (256, 11), (257, 12), (4096, 13)):
+        daemon.server.batched(0, size, run_ns)
+    count = daemon.count()
+    assert count["batches"] == [
+        (2, 2, 11), (16, 1, 7), (32, 2, 17), (64, 1, 10), (256, 1, 11), (2**32 - 1, 2, 25),
+    ]  # fmt: skip
+    assert count["batched_jobs"] == 2 + 2 + 16 + 17 + 32 + 33 + 256 + 257 + 4096
+    assert count["batched_run_ns"] == 22 + 16 * 7 + 17 * 8 + 32 * 9 + 330 + 256 * 11 + 257 * 12 + 4096 * 13
+    with pytest.raises(ValueError, match="two jobs or more"):
+        daemon.server.batched(0, 1, 5)
+    with pytest.raises(ValueError):
+        daemon.server.batched(9, 2, 5)
+
+
 @given(st.integers(min_value=0, max_value=2**37 - 1))
 def test_histogram_keeps_two_digits(value: int) -> None:
     daemon = Daemon()
