@@ -34,7 +34,7 @@ from taktd.daemon.handover.reload import Reloader
 from taktd.daemon.handover.start_configuration import begin_with
 from taktd.daemon.handover.takeover import Takeover
 from taktd.daemon.handover.tensor_change import refuse_other_tensors
-from taktd.daemon.health.status import StatusBook
+from taktd.daemon.health.status import StatusBook, status_line
 from taktd.daemon.limits import Charges
 from taktd.daemon.logbook import log
 from taktd.daemon.models.commands import ModelCommands
@@ -53,7 +53,6 @@ from taktd.daemon.supervision.gpu_watch import GpuWatch
 from taktd.daemon.supervision.kept_process import Message, State
 from taktd.daemon.supervision.lanes import Lane
 from taktd.daemon.supervision.member import Member, TooMuch
-from taktd.daemon.supervision.served_device import STAND_IN
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG; systemd does not restart on it
 EXIT_FAILED: Final = 1
@@ -99,6 +98,7 @@ class Supervisor:
         self.reloader = Reloader(self)
         self.takeover = Takeover(self)
         self.shadow = Shadow(self)
+        self.faults = FaultCommands(self.state, lambda: self.configuration)
         self.recorder: FlightRecorder | None = None
         self.lane_door: LaneDoor | None = None
         self.control_door: ControlDoor | None = None
@@ -159,7 +159,6 @@ class Supervisor:
             raise StartRefused(f"{self.runtime} can't be locked: {error.strerror}") from None
         try:
             runtime_folder.make_folder(self.state, 0o750, runtime_folder.STATE_HINT)
-            forget_faults(self.state)
         except runtime_folder.FolderRefused as refused:
             log("warning", f"nothing is remembered over a restart: {refused}")
         # Each lane costs two descriptors; executors inherit the limit.
@@ -191,6 +190,7 @@ class Supervisor:
         self.every(PATIENCE_ASKED_S, self._ask_for_patience)
         inspections = await self.takeover.begin()
         if inspections is None:
+            forget_faults(self.state)  # executors that are taken over have them mapped, and act by them
             if self.refused:
                 raise StartRefused("no executor of the taktd before can be taken over", EXIT_CONFIGURATION)
             self.notifier.status("inspecting models")
@@ -241,8 +241,7 @@ class Supervisor:
             "costs": self.book.costs, "record": self._record_asked,
         }  # fmt: skip
         changing: dict[str, Operation] = {"reload": self._reload_asked}
-        faults = FaultCommands(self.state, lambda: self.configuration)
-        for commands in (ModelCommands(self, self.shadow.of), self.shadow, faults):
+        for commands in (ModelCommands(self, self.shadow.of), self.shadow, self.faults):
             asking |= commands.asking
             changing |= commands.changing
         lanes, control = runtime_folder.LANES_SOCKET, runtime_folder.CONTROL_SOCKET
@@ -363,7 +362,7 @@ class Supervisor:
         self._changed.set()
 
     def _tell(self) -> None:
-        text = self.status_text()
+        text = status_line(self)
         if self.gateway is not None:
             if self.ready and self.gateway.state is State.STOPPED and self.outer.gateway_wanted:
                 self.gateway.start()  # only now: it must not disturb the measuring
@@ -378,20 +377,6 @@ class Supervisor:
             self.takeover.settled()
         else:
             self.notifier.status(text)
-
-    def status_text(self) -> str:
-        """One line for systemd and the log."""
-        up = [d for d in self.devices.values() if d.serving]
-        loops = _counted(sum(len(d.served_loops()) for d in up), "loop")
-        missing = [f"{d.name}: {d.doing}" for d in self.devices.values() if not d.serving]
-        if missing:
-            return f"not ready: {'; '.join(missing)}"
-        served_by = [(d, d.serving.home) for d in up if d.serving and d.role == STAND_IN]
-        stand_ins = [f"{d.name} by its stand-in {home} ({d.doing})" for d, home in served_by]
-        told = f", {', '.join(stand_ins)}" if stand_ins else ""
-        refused = f", by the configuration before: {self.file} is refused" if self.refused else ""
-        certified = "certified" if self.certified else "not certified"
-        return f"{loops} on {_counted(len(up), 'device')}, {certified}{told}{refused}"
 
     def _ask_for_patience(self) -> None:
         """Models are inspected, or an engine is built or a GPU awaited: systemd must not start us again for it."""
@@ -447,8 +432,10 @@ class Supervisor:
     async def change_model(self, name: str, version: int) -> str:
         """Serve another version of a model. Raises ControlError; then nothing has changed."""
         await refuse_other_tensors(self, name, version)
+        await self.shadow.step_aside(name, version)
+        done = await self.reloader.change_model(name, version)
         await self.shadow.end(f"version {version} is activated", of=name)
-        return await self.reloader.change_model(name, version)
+        return done
 
     # ---- the end ----
 
@@ -476,10 +463,6 @@ class Supervisor:
             log("error", f"still charged at the end, a defect of taktd: {held}")
         log("notice", "stopped", event="stopped")
         self.notifier.close()
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def main(file: Path) -> int:

@@ -12,7 +12,7 @@ from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
 from taktd.daemon.doors.control_door import ControlError
 from taktd.daemon.supervision.fault_commands import FORMS, parse_fault
 
-__all__ = ["fault"]
+__all__ = ["fault", "said"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
 
@@ -27,7 +27,7 @@ def _ask(op: str, as_json: bool, **arguments: Any) -> dict[str, Any]:
         die(str(error), error.hint, code=NO, as_json=as_json)
 
 
-def _said(fault: dict[str, Any]) -> str:
+def said(fault: dict[str, Any]) -> str:
     kind = f"slow={fault['factor']}x" if fault["kind"] == "slow" else fault["kind"]
     if fault["kind"] == "none":
         return f"{fault['device']}: no fault"
@@ -59,7 +59,7 @@ def inject(device: str, kind: str, runs: int | None, as_json: bool) -> None:
         die(str(error), error.hint or FORMS, code=UNUSABLE, as_json=as_json)
     arguments: dict[str, Any] = {"device": device, "kind": kind} | ({} if runs is None else {"runs": runs})
     answer = _ask("fault.inject", as_json, **arguments)
-    print(json.dumps(answer) if as_json else _said(answer))
+    print(json.dumps(answer) if as_json else said(answer))
 
 
 @fault.command(name="list")
@@ -71,4 +71,4 @@ def list_(as_json: bool) -> None:
         print(json.dumps(answer))
     else:
         for one in answer["faults"]:
-            print(_said(one))
+            print(said(one))

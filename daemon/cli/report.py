@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from taktd.daemon.cli.endings import FINE, NO, NOTHING_THERE, die
+from taktd.daemon.cli.fault import said
 from taktd.daemon.config.durations import format_duration
 from taktd.daemon.control_client import AnswerNo, NobodyThere, ask
 
@@ -148,8 +150,40 @@ def _show_status(answer: dict[str, Any]) -> None:
     refused = answer["refused"]
     if refused:
         head += f"\n[bold red]{escape(answer['configuration'])} is not what runs: it is refused[/]\n{escape(refused)}"
+    closed += [f"[yellow]injected on {escape(said(one))}[/] (taktctl fault inject {one['device']} none ends it)"
+               for one in answer["faults"]]  # fmt: skip
     beside = ["", escape(shadow_line(answer["shadow"]))] if answer["shadow"] else []
-    _print(head, "", executors, *(["", loops] if answer["loops"] else []), *closed, *beside)
+    told = ["", loops, "", _service(answer["loops"])] if answer["loops"] else []
+    _print(head, "", executors, *told, *closed, *beside)
+
+
+def _service(loops: list[dict[str, Any]]) -> Any:
+    """A table: who serves each loop, since when and why, and how often it changed hands."""
+    from rich.markup import escape
+
+    table = _table("loop", "served by", "role", "since", "why", "switches")
+    now_ns = time.monotonic_ns()
+    for loop in loops:
+        why = ": ".join(text for text in (loop["why"], loop["reason"]) if text)
+        switches = ", ".join(f"{cause} {times}" for cause, times in loop["switches"].items())
+        by = escape(loop["served_by"]) if loop["served_by"] else "[bold red]nobody[/]"
+        role = loop["role"] or "-"
+        table.add_row(
+            escape(loop["name"]), by, f"[yellow]{role}[/]" if role == "stand-in" else role,
+            age(now_ns - loop["since_ns"]) if loop["since_ns"] else "-", escape(why) or "-", switches or "-",
+        )  # fmt: skip
+    return table
+
+
+def age(ns: int) -> str:
+    """How long something has lasted, in the two largest units: 3d 4h, 5m 12s, 7s."""
+    seconds = max(0, ns) // 1_000_000_000
+    units = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+    at = next((place for place, (size, _) in enumerate(units) if seconds >= size), len(units) - 1)
+    parts = [f"{seconds // units[at][0]}{units[at][1]}"]
+    if at + 1 < len(units):
+        parts.append(f"{seconds % units[at][0] // units[at + 1][0]}{units[at + 1][1]}")
+    return " ".join(parts)
 
 
 def shadow_line(shadow: dict[str, Any]) -> str:
@@ -183,7 +217,7 @@ def _show_loops(answer: dict[str, Any]) -> None:
             *(_microseconds(total[key]) if total["p99_us"] else "-" for key in ("p50_us", "p99_us")),
         )  # fmt: skip
     shed = [f"{escape(p['name'])} is not served: {escape(p['not_served'])}" for p in answer["loops"] if p["not_served"]]
-    _print(table, *shed)
+    _print(table, *(["", _service(answer["loops"])] if answer["loops"] else []), *shed)
 
 
 def _tensors(tensors: list[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from taktd.daemon.doors.http_door import HttpDoor, state_page
 from taktd.daemon.health import metrics
 from taktd.daemon.health.events import LOOK_S, EventFeed
+from taktd.daemon.health.status import status_line
 from taktd.daemon.supervision.gateway_process import GatewayProcess, wanted
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class OuterDoors:
         pages = {
             "/metrics": lambda: (200, metrics.CONTENT_TYPE, metrics.exposition(supervisor)),
             "/health/live": lambda: state_page(True, "live"),
-            "/health/ready": lambda: state_page(supervisor.ready, supervisor.status_text()),
-            "/health/certified": lambda: state_page(supervisor.certified, supervisor.status_text()),
+            "/health/ready": lambda: state_page(supervisor.ready, status_line(supervisor)),
+            "/health/certified": lambda: state_page(supervisor.certified, status_line(supervisor)),
         }
         supervisor.http_door = HttpDoor(address, pages)
         await supervisor.http_door.begin()

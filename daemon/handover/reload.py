@@ -16,6 +16,7 @@ from taktd.daemon.certification.certification import NotAdmitted
 from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, load
 from taktd.daemon.doors.control_door import ControlError
 from taktd.daemon.handover.change import Change, ChangeRefused, touched
+from taktd.daemon.health.status import status_line
 from taktd.daemon.logbook import log
 from taktd.daemon.models.commands import store_of
 from taktd.daemon.models.inspection import ModelRefused
@@ -109,7 +110,7 @@ class Reloader:
             supervisor.refused = str(refused)
             raise
         finally:
-            supervisor.notifier.ready(supervisor.status_text())
+            supervisor.notifier.ready(status_line(supervisor))
 
     async def _read_and_change(self) -> str:
         supervisor = self._supervisor

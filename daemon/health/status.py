@@ -1,4 +1,4 @@
-"""What taktd says about itself: the answers to `taktctl status`, `loops`, `models` and `costs`."""
+"""What taktd says about itself: the answers to `taktctl status`, `loops`, `models`, `costs`, and a line for systemd."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from taktd.daemon.health import statistics
 from taktd.daemon.models.store import version_of
 from taktd.daemon.supervision.kept_process import State
 from taktd.daemon.supervision.lanes import LaneState
+from taktd.daemon.supervision.served_device import STAND_IN
 
 if TYPE_CHECKING:
     from taktd.daemon.supervision.served_device import ServedDevice
@@ -26,6 +27,25 @@ def daemon_version() -> str:
         return version("taktd")
     except PackageNotFoundError:
         return "unknown"
+
+
+def status_line(supervisor: Supervisor) -> str:
+    """One line for systemd and the log."""
+    devices = supervisor.devices.values()
+    up = [d for d in devices if d.serving]
+    if missing := [f"{d.name}: {d.doing}" for d in devices if not d.serving]:
+        return f"not ready: {'; '.join(missing)}"
+    loops = _counted(sum(len(d.served_loops()) for d in up), "loop")
+    served_by = [(d, d.serving.home) for d in up if d.serving and d.role == STAND_IN]
+    stand_ins = [f"{d.name} by its stand-in {home} ({d.doing})" for d, home in served_by]
+    told = f", {', '.join(stand_ins)}" if stand_ins else ""
+    refused = f", by the configuration before: {supervisor.file} is refused" if supervisor.refused else ""
+    certified = "certified" if supervisor.certified else "not certified"
+    return f"{loops} on {_counted(len(up), 'device')}, {certified}{told}{refused}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _verification(name: str, samples: str | None, device: ServedDevice) -> dict[str, Any]:
@@ -65,7 +85,7 @@ class StatusBook:
             "doors": doors,
             "loops": [self._loop_line(name) for name in s.configuration.loops],
             "gateway": s.gateway.as_json() if s.gateway else None,
-            "shadow": s.shadow.as_json(), "lanes_unclaimed": s.takeover.unclaimed,
+            "faults": s.faults.lasting(), "shadow": s.shadow.as_json(), "lanes_unclaimed": s.takeover.unclaimed,
             "clients": len(s.lane_door.connections) if s.lane_door else 0,
         }  # fmt: skip
 

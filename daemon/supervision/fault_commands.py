@@ -1,14 +1,15 @@
 """`fault.inject` and `fault.list` of control.sock: faults on simulated devices, where the configuration allows them.
 
 A fault is written into a file of the device, which its executor has mapped (taktd.drivers.sim): the supervisor sends
-nothing, and whoever has inherited a running executor can inject as well. Faults are forgotten when the daemon starts.
+nothing, and whoever has inherited a running executor can inject as well, and end what was injected before. Faults are
+forgotten when the daemon starts with executors of its own.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ def fault_file(state_folder: Path, device: str) -> Path:
 
 
 def forget_faults(state_folder: Path) -> None:
-    """At the daemon's start, before any executor: a fault does not outlive who injected it."""
+    """At a start without executors to take over, before any is started: a fault does not outlive who injected it."""
     shutil.rmtree(_folder(state_folder), ignore_errors=True)
 
 
@@ -106,6 +107,22 @@ class FaultCommands:
         file.close()
         log("warning", f"fault injected on {path.name}: {request['kind']}", event="fault-injected", device=path.name)
         return {"device": path.name, **_as_json(fault)}
+
+    def lasting(self) -> Sequence[dict[str, Any]]:
+        """Faults that last until somebody ends them: for `status`. Makes no file; one that can't be read has none."""
+        result = []
+        for name, device in self._configuration().devices.items():
+            if device.driver != "sim" or not self._configuration().allow_faults:
+                continue
+            try:
+                file = FaultFile(_folder(self._state_folder) / name)
+                fault = file.read()
+                file.close()
+            except (OSError, ValueError):
+                continue
+            if fault.runs == UNTIL_CLEARED and fault.kind is not SimFaultKind.NONE:
+                result.append({"device": name, **_as_json(fault)})
+        return result
 
     async def list(self, request: dict[str, Any]) -> dict[str, Any]:
         """What was injected last on each simulated device."""

@@ -212,6 +212,32 @@ def test_executors_are_taken_over_and_no_answer_is_missing(reign: Any, folder: P
     assert not list(running.runtime.glob("executors*"))
 
 
+def test_a_fault_that_was_injected_before_is_shown_and_can_be_ended_by_the_next(reign: Any, folder: Path) -> None:
+    text = yaml(folder).replace("cpu0: {driver: cpu}", "cpu0: {driver: sim, cost: 1ms}") + "allow_faults: true\n"
+    running = reign(text.replace("budget: 2ms, probation: 0s}", "budget: 9ms, on_late: run, switch: {failures: 0}}", 1))
+    executors = running.executors()
+    with Client(running) as client:
+        client.goes_on()
+        assert running.taktctl("fault", "inject", "cpu0", "error", "--runs", "0").returncode == 0
+        eventually(lambda: client.journal["failed", "primary"] > 3, 10, "the fault is there")
+        running.kill_supervisor()
+        running.again()
+        assert running.executors() == executors
+        lasting = {"device": "cpu0", "kind": "error", "factor": 1, "runs": 0}
+        assert running.ask("status")["faults"] == [lasting]
+        assert running.ask("fault.list")["faults"] == [lasting]
+        assert "injected on cpu0: error, until cleared" in running.taktctl("status").stdout
+        assert running.taktctl("fault", "inject", "cpu0", "none").returncode == 0
+        well = client.journal["ok", "primary"]
+        eventually(lambda: client.journal["ok", "primary"] > well + 3, 10, "it is over")
+        assert running.ask("status")["faults"] == []
+        assert running.taktctl("fault", "inject", "cpu0", "slow=2x").returncode == 0
+    assert client.error is None, client.error
+    assert running.stop() == 0
+    running.again()
+    assert running.ask("status")["faults"] == [], "a start with executors of its own begins without"
+
+
 def test_who_has_no_successor_ends_after_the_grace_and_tells_its_clients(reign: Any, folder: Path) -> None:
     running = reign(yaml(folder, grace="1s"))
     with Client(running) as client:

@@ -389,6 +389,17 @@ def test_a_fault_that_can_t_be_injected(host: Supervisor, request_: dict[str, An
     assert refused.value.hint
 
 
+def test_status_is_told_of_faults_that_last_and_makes_no_file(host: Supervisor) -> None:
+    assert faults(host).lasting() == []
+    assert not (host.folder / "state").exists()
+    inject(host, device="sim0", kind="oom")
+    assert faults(host).lasting() == [], "one run, and over"
+    inject(host, device="sim0", kind="slow=3x")
+    assert faults(host).lasting() == [{"device": "sim0", "kind": "slow", "factor": 3, "runs": 0}]
+    inject(host, device="sim0", kind="none")
+    assert faults(host).lasting() == []
+
+
 def test_faults_only_where_they_are_allowed(tmp_path: Path) -> None:
     host = Supervisor(tmp_path, more="")
     with pytest.raises(ControlError, match="not allowed") as refused:
