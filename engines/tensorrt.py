@@ -2,9 +2,10 @@
 
 Discrete GPU: fixed device buffers, one execution context per batch size, one CUDA graph per slot. Graphs of one batch
 size differ in their copy nodes alone, which go straight from and to the slot (its pages are registered): no staging
-copy. Integrated GPU (Jetson): a context per slot, working on the slot where it lies; an input that is not ``bindable``
-is copied to a private buffer first, since an operator that follows it as an index could be led astray. Where a model
-can't be captured, its work is enqueued anew for each run, and ``notes`` says so.
+copy. Integrated GPU (Jetson): a context per slot, working on the slot where it lies; a tensor that is not ``bindable``
+has a private buffer between, since an operator that follows it as an index, or sorts in its output, could be led astray
+by who writes to it meanwhile, and would take this process's context with it. Where a model can't be captured, its work
+is enqueued anew for each run, and ``notes`` says so.
 
 Everything runs on one stream, one run at a time. What a context needs besides is one block of device memory that all
 contexts share (``USER_MANAGED``).
@@ -12,19 +13,18 @@ contexts share (``USER_MANAGED``).
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
-from taktd.drivers import _cuda
 from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
-from taktd.drivers.cuda_fault import fault_of
 from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault, FaultKind
 from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
-from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
+from taktd.engines.errors import DeviceFailure, EngineFailure, FailureKind, ModelRefused
 from taktd.engines.tensorrt_build import load_plugins
 from taktd.engines.tensorrt_library import Library
+from taktd.engines.tensorrt_runs import BatchRun, SlotRun, StagedRun, Work, batched
 from taktd.engines.tensorrt_types import dtype_name
 from taktd.engines.tensors import TensorSpec, size_bytes
 from taktd.engines.timeouts import RUN_TIMEOUT_NS, WARM_TIMEOUT_NS
@@ -32,17 +32,26 @@ from taktd.engines.timeouts import RUN_TIMEOUT_NS, WARM_TIMEOUT_NS
 __all__ = ["TensorRtEngine", "WarmTensorRtEngine"]
 
 WARM_RUNS: Final = 3
-Work = Callable[[], None]
+_NO_MEMORY: Final = re.compile(r"out ?of ?memory", re.IGNORECASE)
 
 
-def _batched(spec: TensorSpec, size: int) -> tuple[int, ...]:
-    return (spec.dims[0] * size, *spec.dims[1:]) if size > 1 else spec.dims
+def failure_of(device: CudaDevice, library: Library, what: str) -> EngineFailure:
+    """Why the library gave nothing back: the device's own fault where it is one, else in the library's words."""
+    said = library.log.errors()
+    library.log.clear()  # so that nothing told now is taken for the reason of what fails later
+    try:
+        device.free_bytes()  # a broken context answers its fault to any call
+    except DeviceFault as fault:
+        return DeviceFailure(fault)
+    kind = FailureKind.OUT_OF_MEMORY if _NO_MEMORY.search(said) else FailureKind.ERROR
+    return EngineFailure(f"{what}: {said}", kind)
 
 
 class TensorRtEngine:
     """A plan, deserialised and checked against what was declared; nothing has run.
 
-    Raises ``ModelRefused``: not this version's or card's plan, other tensors, types or shapes than declared.
+    Raises ``ModelRefused``: not this version's or card's plan, other tensors, types or shapes than declared;
+    ``EngineFailure``: no memory for it, or the device is broken, for which the plan is not to blame.
     """
 
     def __init__(
@@ -62,16 +71,21 @@ class TensorRtEngine:
         self._urgency = urgency
         self._timeout_ns = timeout_ns
         library.log.clear()
-        self._runtime = library.module.Runtime(library.logger)
+        self._runtime = library.made("Runtime")
         load_plugins(library, self._runtime.get_plugin_registry() if plugins else None, list(plugins))
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
+            said = library.log.errors()
+            failure = failure_of(device, library, f"the plan of model {spec.model!r} can't be loaded")
+            if failure.kind is not FailureKind.ERROR:
+                raise failure
             raise ModelRefused(
                 f"the plan of model {spec.model!r} can't be used",
-                found=library.log.errors(),
+                found=said,
                 allowed=f"a plan built by {library.name} on {device.identity.name}",
                 hint="Delete it: it is built again from the ONNX file.",
             )
+        self._warnings = library.log.warnings()
         self._check()
 
     def _check(self) -> None:
@@ -86,9 +100,16 @@ class TensorRtEngine:
             dtype = dtype_name(engine.get_tensor_dtype(name))
             if dtype != tensor.dtype.name:
                 raise self._refusal(f"has tensor {name!r} of another type", dtype, tensor.dtype.name)
+            where, form = engine.get_tensor_location(name).name, engine.get_tensor_format(name).name
+            if where != "DEVICE":
+                raise self._refusal(
+                    f"reads sizes from tensor {name!r}", "a tensor that must lie on the host", "tensors of values"
+                )
+            if form != "LINEAR":
+                raise self._refusal(f"has tensor {name!r} in another memory layout", form, "LINEAR")
         for tensor in spec.inputs:
-            low, _, high = (tuple(s) for s in engine.get_tensor_profile_shape(tensor.name, 0))
-            wanted = [_batched(tensor, size) for size in {1, spec.max_batch}]
+            low, high = _range_of(engine, tensor.name)
+            wanted = [batched(tensor, size) for size in {1, spec.max_batch}]
             if not all(_within(low, dims, high) for dims in wanted):
                 raise self._refusal(
                     f"does not cover the shape of input {tensor.name!r}",
@@ -108,12 +129,23 @@ class TensorRtEngine:
             )
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
+        if self._warnings:
+            warm.note(f"of the plan of {self.spec.model!r} {self._library.name} says: {self._warnings}")
         try:
             warm.warm_up()
         except BaseException:
             warm.close()
             raise
         return warm
+
+
+def _range_of(engine: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The least and the most dimensions of an input that the engine was built for."""
+    fixed = tuple(engine.get_tensor_shape(name))
+    if -1 not in fixed:
+        return fixed, fixed  # of what has no open dimension a profile need not say anything
+    low, _, high = (tuple(shape) for shape in engine.get_tensor_profile_shape(name, 0))
+    return low, high
 
 
 def _within(low: tuple[int, ...], dims: tuple[int, ...], high: tuple[int, ...]) -> bool:
@@ -145,7 +177,7 @@ class WarmTensorRtEngine:
             self._open.append(self.stream)
             self._scratch = self._block(int(engine.device_memory_size_v2))
             self._buffers = {
-                t.name: self._block(size_bytes(t.dtype, _batched(t, spec.max_batch))) for t in self._tensors
+                t.name: self._block(size_bytes(t.dtype, batched(t, spec.max_batch))) for t in self._tensors
             }
         except BaseException:
             self.close()
@@ -158,15 +190,16 @@ class WarmTensorRtEngine:
 
     # ---- contexts ----
 
-    def _context(self, dims: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> Any:
+    def _context(
+        self, dims: dict[str, tuple[int, ...]], addresses: dict[str, int], *, shapes_vary: bool = False
+    ) -> Any:
         """A context with all shapes and addresses set, ready to be enqueued."""
-        strategy = self._library.member("ExecutionContextAllocationStrategy", "USER_MANAGED")
-        context = self._engine.create_execution_context(strategy)
+        context = self._library.context_of(self._engine, shapes_vary=shapes_vary)
         if context is None:
-            raise EngineFailure(f"no execution context for {self.spec.model!r}: {self._library.log.errors()}")
+            raise self._failure(f"no execution context for {self.spec.model!r}")
         context.set_device_memory(self._scratch.address, self._scratch.size)
         if not context.set_optimization_profile_async(0, self.stream.handle):
-            raise EngineFailure(f"profile 0 of {self.spec.model!r}: {self._library.log.errors()}")
+            raise self._failure(f"profile 0 of {self.spec.model!r}")
         self._shape(context, dims)
         self._point(context, addresses)
         return context
@@ -174,11 +207,11 @@ class WarmTensorRtEngine:
     def _point(self, context: Any, addresses: dict[str, int]) -> None:
         for tensor in self._tensors:
             if not context.set_tensor_address(tensor.name, addresses[tensor.name]):
-                raise EngineFailure(f"address of {tensor.name!r}: {self._library.log.errors()}")
+                raise self._failure(f"address of {tensor.name!r}")
 
     def _shape(self, context: Any, dims: dict[str, tuple[int, ...]]) -> None:
         for tensor in self.spec.inputs:
-            low, _, high = (tuple(s) for s in self._engine.get_tensor_profile_shape(tensor.name, 0))
+            low, high = _range_of(self._engine, tensor.name)
             wanted = dims[tensor.name]
             if not _within(low, wanted, high) or not context.set_input_shape(tensor.name, wanted):
                 raise EngineFailure(
@@ -188,13 +221,16 @@ class WarmTensorRtEngine:
 
     def _batch_context(self, size: int) -> Any:
         if size not in self._contexts:
-            dims = {t.name: _batched(t, size) for t in self.spec.inputs}
+            dims = {t.name: batched(t, size) for t in self.spec.inputs}
             self._contexts[size] = self._context(dims, {n: b.address for n, b in self._buffers.items()})
         return self._contexts[size]
 
     def enqueue(self, context: Any) -> None:
         if not context.execute_async_v3(self.stream.handle):
-            raise EngineFailure(f"{self.spec.model!r} can't be enqueued: {self._library.log.errors()}")
+            raise self._failure(f"{self.spec.model!r} can't be enqueued")
+
+    def _failure(self, what: str) -> EngineFailure:
+        return failure_of(self._device, self._library, what)
 
     def warm_up(self) -> None:
         """Raises ``DeviceFailure``, ``EngineFailure``."""
@@ -233,16 +269,16 @@ class WarmTensorRtEngine:
                 into = len(pairs) <= len(inputs)
                 moves.append((staging.start, tensor.address, size) if into else (tensor.address, staging.start, size))
             work = self._slot_in_place(pairs, held) if self._in_place else self._slot_by_copies(pairs)
-            run = _SlotRun(self, held, work, *self._capture(work))
-            return _StagedRun(run, moves, len([t for t in inputs if not t.shared])) if moves else run
+            run = SlotRun(self, held, work, *self._capture(work))
+            return StagedRun(run, moves, len([t for t in inputs if not t.shared])) if moves else run
         except DeviceFault as fault:
-            self._let_go(held)
+            self.let_go(held)
             raise DeviceFailure(fault) from fault
         except BaseException:
-            self._let_go(held)
+            self.let_go(held)
             raise
 
-    def _let_go(self, held: list[RegisteredRange]) -> None:
+    def let_go(self, held: list[RegisteredRange]) -> None:
         for one in held:
             self.ranges.release(one)
 
@@ -264,13 +300,18 @@ class WarmTensorRtEngine:
     def _slot_in_place(self, pairs: list[tuple[TensorSpec, Tensor]], held: list[RegisteredRange]) -> Work:
         addresses: dict[str, int] = {}
         before: list[tuple[int, int, int]] = []
+        after: list[tuple[int, int, int]] = []
         count = len(self.spec.inputs)
         for index, ((spec, tensor), registered) in enumerate(zip(pairs, held, strict=True)):
             there = registered.device_address(tensor.address)
-            if index < count and tensor.shared and not spec.bindable:
-                before.append((self._buffers[spec.name].address, there, size_bytes(spec.dtype, tensor.dims)))
-                there = self._buffers[spec.name].address
             addresses[spec.name] = there
+            if tensor.shared and not spec.bindable:
+                buffer, size = self._buffers[spec.name].address, size_bytes(spec.dtype, tensor.dims)
+                addresses[spec.name] = buffer
+                if index < count:
+                    before.append((buffer, there, size))
+                else:
+                    after.append((there, buffer, size))
         # A context's first run allocates, which can't be captured. It runs on the buffers: the slot is the client's.
         context = self._context(
             {s.name: t.dims for s, t in pairs[:count]}, {n: b.address for n, b in self._buffers.items()}
@@ -280,9 +321,11 @@ class WarmTensorRtEngine:
         self._point(context, addresses)
 
         def work() -> None:
-            for buffer, slot, size in before:
-                self.stream.copy(buffer, slot, size)
+            for to, source, size in before:
+                self.copy(to, source, size)
             self.enqueue(context)
+            for to, source, size in after:
+                self.copy(to, source, size)
 
         return work
 
@@ -291,9 +334,9 @@ class WarmTensorRtEngine:
         try:
             graph = self.stream.capture(work, timeout_ns=self._timeout_ns)
         except (DeviceFault, EngineFailure) as fault:
-            if isinstance(fault, DeviceFault) and (fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED):
+            if fault.sticky or (isinstance(fault, DeviceFault) and fault.kind is not FaultKind.NOT_SUPPORTED):
                 raise
-            self._note(f"not captured into a graph ({fault}): its work is enqueued anew for each run")
+            self.note(f"not captured into a graph ({fault}): its work is enqueued anew for each run")
 
             def plainly() -> None:
                 work()
@@ -303,7 +346,8 @@ class WarmTensorRtEngine:
         self.completion = graph.completion
         return graph.launch, graph
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Something that whoever runs this should know, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -317,7 +361,8 @@ class WarmTensorRtEngine:
     def _run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         if 0 not in self._contexts:
             dims = {t.name: t.dims for t in self.spec.inputs}
-            self._contexts[0] = self._context(dims, {n: b.address for n, b in self._buffers.items()})
+            addresses = {n: b.address for n, b in self._buffers.items()}
+            self._contexts[0] = self._context(dims, addresses, shapes_vary=True)
         context = self._contexts[0]
         self._shape(context, {s.name: t.dims for s, t in zip(self.spec.inputs, inputs, strict=True)})
         actual: list[tuple[int, ...]] = []
@@ -330,31 +375,32 @@ class WarmTensorRtEngine:
                 )
             actual.append(found)
         for spec, tensor in zip(self.spec.inputs, inputs, strict=True):
-            self._copy(self._buffers[spec.name].address, tensor.address, size_bytes(spec.dtype, tensor.dims))
+            self.copy(self._buffers[spec.name].address, tensor.address, size_bytes(spec.dtype, tensor.dims))
         self.enqueue(context)
         for spec, tensor, found in zip(self.spec.outputs, outputs, actual, strict=True):
-            self._copy(tensor.address, self._buffers[spec.name].address, size_bytes(spec.dtype, found))
+            self.copy(tensor.address, self._buffers[spec.name].address, size_bytes(spec.dtype, found))
         self.stream.finish(max(self._timeout_ns, RUN_TIMEOUT_NS))
         return tuple(actual), False
 
-    def _copy(self, target: int, source: int, size: int) -> None:
+    def copy(self, target: int, source: int, size: int) -> None:
         if size:
             self.stream.copy(target, source, size)
 
-    def batch(self, size: int) -> _BatchRun:
+    def batch(self, size: int) -> BatchRun:
         """Raises ``DeviceFailure``."""
         if not 1 <= size <= self.spec.max_batch:
             raise ValueError(f"batch of {size} on model {self.spec.model!r}: allowed 1 to {self.spec.max_batch}")
         try:
             # A batch takes longer than the one job that the time-out is for.
             timeout_ns = self._timeout_ns if size == 1 else max(self._timeout_ns, RUN_TIMEOUT_NS)
-            return _BatchRun(self, size, self._batch_context(size), self._buffers, self._device, timeout_ns)
+            return BatchRun(self, size, self._batch_context(size), self._buffers, self._device, timeout_ns)
         except DeviceFault as fault:
             raise DeviceFailure(fault) from fault
 
     def close(self) -> None:
-        """Waits for what runs, if the device still answers, and gives everything back."""
+        """Waits for what runs, if the device still answers, and gives everything back, the engine's weights too."""
         self._contexts.clear()
+        self._engine = self._runtime = None
         for thing in reversed(self._open):
             try:
                 thing.close()
@@ -362,133 +408,3 @@ class WarmTensorRtEngine:
                 if not fault.sticky:  # a broken context takes everything with it
                     raise
         self._open.clear()
-
-
-class _SlotRun:
-    """One slot's run, called once a job."""
-
-    __slots__ = ("_engine", "_graph", "_held", "_launch", "_work")
-
-    def __init__(
-        self, engine: WarmTensorRtEngine, held: list[RegisteredRange], work: Work, launch: Work, graph: CudaGraph | None
-    ) -> None:
-        self._engine = engine
-        self._held = held
-        self._work = work  # holds the context: what was captured uses its memory
-        self._launch = launch
-        self._graph = graph
-
-    def __call__(self) -> None:
-        try:
-            self._launch()
-        except _cuda.Error as error:
-            raise DeviceFailure(fault_of(error)) from error
-        except DeviceFault as fault:
-            raise DeviceFailure(fault) from fault
-
-    def close(self) -> None:
-        """Gives the graph and the slot's pages back; must come before the slot is unmapped."""
-        held, self._held = self._held, []
-        try:
-            if self._graph is not None and held:
-                self._graph.close()
-            self._engine._let_go(held)
-        except DeviceFault as fault:
-            if not fault.sticky:
-                raise
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except DeviceFault:
-            pass  # the device is gone, and its pages with it
-
-
-class _StagedRun:
-    """A run on memory that the device can't reach: for verifying, not for jobs."""
-
-    def __init__(self, run: _SlotRun, moves: list[tuple[int, int, int]], before: int) -> None:
-        self._run = run
-        self._before, self._after = moves[:before], moves[before:]
-
-    def __call__(self) -> None:
-        for target, source, size in self._before:
-            ctypes.memmove(target, source, size)
-        self._run()
-        for target, source, size in self._after:
-            ctypes.memmove(target, source, size)
-
-    def close(self) -> None:
-        self._run.close()
-
-
-class _BatchRun:
-    """``size`` jobs in one run: each member is copied straight between its slot and its part of the buffers."""
-
-    def __init__(
-        self, engine: WarmTensorRtEngine, size: int, context: Any, buffers: dict[str, CudaBlock], device: CudaDevice,
-        timeout_ns: int,
-    ) -> None:  # fmt: skip
-        spec = engine.spec
-        self.size = size
-        self._engine = engine
-        self._timeout_ns = timeout_ns
-        self._inputs = [(buffers[t.name].address, t.bytes) for t in spec.inputs]
-        self._outputs = [(buffers[t.name].address, t.bytes) for t in spec.outputs]
-        self._enqueue: Work = lambda: engine.enqueue(context)
-        self._graph: CudaGraph | None = None
-        try:
-            graph = engine.stream.capture(self._enqueue, timeout_ns=timeout_ns, by_flag=False)
-            self._graph = graph
-            self._enqueue = lambda: engine.stream.launch(graph)
-        except (DeviceFault, EngineFailure) as fault:
-            if isinstance(fault, DeviceFault) and (fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED):
-                raise
-        room = [size_bytes(t.dtype, _batched(t, size)) for t in (*spec.inputs, *spec.outputs)]
-        self._private = [device.allocate_host(max(1, n)) for n in room]
-        for block in self._private:
-            ctypes.memset(block.host_address, 0, block.size)
-        parts = [
-            [b.host_address + i * t.bytes for b, t in zip(self._private, self._specs, strict=True)] for i in range(size)
-        ]
-        count = len(spec.inputs)
-        self._own = [p[:count] for p in parts], [p[count:] for p in parts]
-
-    @property
-    def _specs(self) -> tuple[TensorSpec, ...]:
-        return (*self._engine.spec.inputs, *self._engine.spec.outputs)
-
-    def run_bound(self) -> None:
-        """With its copies, since those are part of what a batch costs."""
-        self.run(*self._own)
-
-    def run(self, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
-        copy = self._engine._copy
-        try:
-            for member, addresses in enumerate(inputs):
-                for (buffer, size), address in zip(self._inputs, addresses, strict=True):
-                    copy(buffer + member * size, address, size)
-            self._enqueue()
-            for member, addresses in enumerate(outputs):
-                for (buffer, size), address in zip(self._outputs, addresses, strict=True):
-                    copy(address, buffer + member * size, size)
-            self._engine.stream.finish(self._timeout_ns)
-        except DeviceFault as fault:
-            raise DeviceFailure(fault) from fault
-
-    def close(self) -> None:
-        private, self._private = self._private, []
-        try:
-            if self._graph is not None and private:
-                self._graph.close()
-            for block in private:
-                block.close()
-        except DeviceFault as fault:
-            if not fault.sticky:
-                raise
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except (AttributeError, DeviceFault):
-            pass  # never finished, or the device is gone

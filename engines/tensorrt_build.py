@@ -31,8 +31,10 @@ __all__ = ["BuildRequest", "Shapes", "build_plan", "load_plugins", "profile_of"]
 WORKSPACE_BYTES: Final = 1 << 30
 Shapes = dict[str, list[list[int]]]  # input → [least, optimal, most] dimensions
 
-# Told as a warning by the parser where a 64-bit constant does not survive.
-_NARROWED: Final = re.compile(r"INT64.*(?:cast|narrow|clamp|out of range)|(?:clamp|out of).*INT64", re.IGNORECASE)
+# What the parser warns of where a constant, or a plugin's 64-bit input, does not survive. In its words: "Weight at
+# index 0: … is out of range. Clamping to: …", "… outside the range of INT32 was clamped", "… doesn't support INT64 for
+# inputs, will cast to INT32".
+_NARROWED: Final = re.compile(r"is out of range\. Clamping|outside the range of \w+ was clamped|INT64.*will cast to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def build_plan(library: Library, request: BuildRequest, tell: Any, cancelled: An
     """
     trt = library.module
     library.log.clear()
-    builder = trt.Builder(library.logger)
+    builder = library.made("Builder")
     load_plugins(library, builder.get_plugin_registry(), request.plugins)
     network = builder.create_network(library.network_flags)
     parser = trt.OnnxParser(network, library.logger)
@@ -134,10 +136,10 @@ def _check_narrowing(library: Library, model: str) -> None:
     narrowed = [line for line in library.log.lines if _NARROWED.search(line)]
     if narrowed:
         raise ModelRefused(
-            f"{model} holds 64-bit integers that {library.name} would change",
-            found=narrowed[0],
-            allowed="INT64 constants that the library keeps exactly",
-            hint="Export the model with INT32, or with constants within its range.",
+            f"{model} holds numbers that {library.name} would change",
+            found="; ".join(narrowed[:4]),
+            allowed="constants that it keeps exactly: INT64 within the range that it names, FP64 within that of FP32",
+            hint="Export the model with INT32 and FP32, or with constants within their range.",
         )
 
 
@@ -206,7 +208,19 @@ def _use_timing_cache(library: Library, config: Any, request: BuildRequest) -> N
         )
     if not able:
         return  # TensorRT-RTX measures on the card, when it is loaded
-    config.set_timing_cache(config.create_timing_cache(known), False)
+    cache = config.create_timing_cache(known)
+    taken = cache is not None and config.set_timing_cache(cache, False)
+    if not taken and request.pin_tactics:
+        raise ModelRefused(
+            "tactics can't be pinned",
+            found=f"a timing cache at {path} that {library.name} does not take ({library.log.errors()})",
+            allowed="one that was written by this version, on this card",
+            hint="Build once without `pin_tactics`, which writes it anew, or leave it out.",
+        )
+    if not taken and known:  # damaged, or of another version or card: what is in it is measured anew
+        fresh = config.create_timing_cache(b"")
+        if fresh is not None:
+            config.set_timing_cache(fresh, False)
     for flag in flags if request.pin_tactics else ():
         config.set_flag(flag)
 

@@ -40,6 +40,7 @@ GPUS: dict[str, tuple[str, dict[str, int]]] = {
     "tensorrt-integrated": (stand_in.VERSIONS[0], {"integrated": 1}),
     "tensorrt-event": (stand_in.VERSIONS[0], {"mem_ops": 0}),
     "tensorrt-uncaptured": (stand_in.VERSIONS[0], {"capture": 0}),
+    "tensorrt-rtx": (stand_in.RTX, {}),
 }
 Open = Callable[..., WarmEngine]
 
@@ -78,7 +79,8 @@ def open_one(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in settings.items():
         setattr(fake.control, name, value)
     stand_in.install(monkeypatch, version)
-    device, library, opened = CudaDevice(0), find_library(), []
+    device, opened = CudaDevice(0), []
+    library = find_library("tensorrt_rtx" if version == stand_in.RTX else "auto")
 
     def open_engine(*arguments: object) -> WarmEngine:
         spec = spec_of(*arguments)  # type: ignore[arg-type]

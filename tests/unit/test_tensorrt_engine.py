@@ -21,15 +21,15 @@ from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_probe import probe
 from taktd.drivers.fault import FaultKind
 from taktd.engines.engine import EngineSpec, release
-from taktd.engines.errors import DeviceFailure, ModelRefused
+from taktd.engines.errors import DeviceFailure, EngineFailure, FailureKind, ModelRefused
 from taktd.engines.factory import engine_opener
 from taktd.engines.gpu import GpuOptions, PlanMissing, build_request, open_engine, plan_identity
 from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache
 from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
 from taktd.engines.tensorrt_build import build_plan, profile_of
-from taktd.engines.tensorrt_library import Library, find_library
-from taktd.engines.tensors import DTYPE_BY_NUMBER
+from taktd.engines.tensorrt_library import Library, Log, find_library
+from taktd.engines.tensors import DTYPE_BY_NUMBER, TensorSpec
 from tests import models
 from tests.conformance.test_engines import Slot, noise, spec_of
 from tests.fakes.cuda import simulated
@@ -121,6 +121,30 @@ def test_the_copies_of_a_discrete_gpu_go_straight_to_the_slot(
     assert live["pinned"] == pinned + 1, "the completion flag, and no staging memory"
     release(run)
     engine.close()
+
+
+def test_an_integrated_gpu_copies_only_what_must_not_change_under_it(
+    fake_cuda: Simulated, library: Library, tmp_path: Path
+) -> None:
+    """TopK sorts in its output: a client that writes there meanwhile would lead it astray, as with its input."""
+    fake_cuda.control.integrated = 1
+    device = CudaDevice(0)
+    plain, sorting = spec_of(models.mlp(tmp_path / "m.onnx")), spec_of(models.topk(tmp_path / "t.onnx"))
+    assert [t.bindable for t in (*plain.inputs, *plain.outputs)] == [True, True]
+    assert [t.bindable for t in (*sorting.inputs, *sorting.outputs)] == [False, False, False]
+    for spec, copies in ((plain, 0), (sorting, 3)):
+        engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+        slots = [[Slot(np.ones(t.dims, t.dtype.numpy)) for t in side] for side in (spec.inputs, spec.outputs)]
+        mark = fake_cuda.mark()
+        run = engine.bind(*[[slot.tensor for slot in side] for side in slots])
+        assert fake_cuda.counts_since(mark)["cuMemcpyAsync"] == copies
+        mark = fake_cuda.mark()
+        run()
+        assert fake_cuda.counts_since(mark)["cuGraphLaunch"] == 1
+        assert slots[1][0].array.any()
+        release(run)
+        engine.close()
+    device.close()
 
 
 def test_slots_share_pages_and_give_them_back(fake_cuda: Simulated, warm: WarmTensorRtEngine) -> None:
@@ -244,7 +268,42 @@ def test_too_little_memory_at_load_is_told_and_leaves_nothing(
         TensorRtEngine(spec, device, library, plan).warm()
     assert caught.value.fault.kind is FaultKind.OUT_OF_MEMORY
     assert not caught.value.fault.sticky
+    del caught  # its frames hold the engine
     assert fake_cuda.live() == before
+
+
+def test_too_little_memory_for_the_weights_is_no_fault_of_the_plan(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    """TensorRT says both by giving nothing back. A plan that is to blame is thrown away and built again."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(64, 64)))
+    options = GpuOptions(str(tmp_path / "cache"))
+    identity = plan_identity(spec, device, device.driver_version, library, options)
+    PlanCache(tmp_path / "cache").store(identity, built(library, spec))
+    fake_cuda.control.memory_bytes = 4096
+    with pytest.raises(EngineFailure) as caught:
+        open_engine(spec, device, options)
+    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
+    fake_cuda.control.memory_bytes = 1 << 30
+    fake_cuda.inject("cuMemAlloc", simulated.ECC, sticky=True, times=1)
+    with pytest.raises(DeviceFailure) as broken:
+        open_engine(spec, device, options)
+    assert broken.value.sticky
+
+
+def test_a_broken_context_sticks_where_work_is_enqueued_too(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    """TensorRT says no more than False."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    fake_cuda.control.capture = 0
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    fake_cuda.inject("cuLaunchHostFunc", simulated.ILLEGAL_ADDRESS, sticky=True, times=1)
+    with pytest.raises(DeviceFailure) as caught:
+        run()
+    assert (caught.value.fault.kind, caught.value.sticky) == (FaultKind.LAUNCH_FAILED, True)
 
 
 # Refusals ---------------------------------------------------------------------------------------------------------
@@ -302,17 +361,146 @@ def test_other_types_than_declared_are_refused(library: Library, tmp_path: Path)
         built(library, replace(spec, inputs=fp32))
 
 
-def test_constants_that_would_be_narrowed_are_refused(library: Library, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("warning", "refused"),
+    [
+        ("WeightsContext.cpp:73: Weight at index 0: 1099511627776 is out of range. Clamping to: 2147483647", True),
+        ("WeightsContext.cpp:80: One or more weights outside the range of FLOAT was clamped", True),
+        ("TopN (plugin) doesn't support INT64 for inputs, will cast to INT32.", True),
+        ("ModelImporter.cpp:1071: Make sure input x has Int64 binding.", False),
+        ("UINT8 data of w is being converted to INT32.", False),
+    ],
+)
+def test_constants_that_would_be_narrowed_are_refused(
+    library: Library, tmp_path: Path, warning: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of NVIDIA's parser; tests/rtx asks that itself."""
     spec = spec_of(models.identity(tmp_path / "m.onnx", (4,), models.INT64))
     parse = library.module.OnnxParser.parse_from_file
 
-    def warning(self: object, model: str) -> bool:
-        library.logger.log(library.module.ILogger.Severity.WARNING, "INT64 weights out of range will be clamped")
+    def warned(self: object, model: str) -> bool:
+        library.logger.log(library.module.ILogger.Severity.WARNING, warning)
         return bool(parse(self, model))
 
-    library.module.OnnxParser.parse_from_file = warning
-    with pytest.raises(ModelRefused, match="64-bit integers"):
+    monkeypatch.setattr(library.module.OnnxParser, "parse_from_file", warned)
+    if not refused:
+        assert built(library, spec)
+        return
+    with pytest.raises(ModelRefused, match=r"numbers that .* would change") as caught:
         built(library, spec)
+    assert warning in str(caught.value)
+
+
+def test_an_input_that_sets_sizes_is_refused(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    """TensorRT reads it on the host, in a process that has it in device memory only."""
+    path = models.save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Reshape", ["x", "sizes"], ["y"])],
+        [models.value("x", 1, (2, 3)), models.value("sizes", models.INT64, (2,))],
+        [models.value("y", 1, (2, 3))],
+    )
+    types = {"x": 1, "sizes": models.INT64, "y": 1}
+    dims = {"x": (2, 3), "sizes": (2,), "y": (2, 3)}
+    x, sizes, y = (TensorSpec(n, DTYPE_BY_NUMBER[types[n]], d, (False,) * len(d), True) for n, d in dims.items())
+    spec = EngineSpec("m", str(path), (x, sizes), (y,))
+    with pytest.raises(ModelRefused, match=r"reads sizes from tensor 'sizes'"):
+        TensorRtEngine(spec, device, library, built(library, spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"formats": {"obs": "CHW32"}}, r"'obs' in another memory layout: found CHW32; allowed: LINEAR"),
+        ({"inputs": [["obs", "HALF", [1, 4]]]}, r"'obs' of another type: found FP16; allowed: FP32"),
+    ],
+)
+def test_a_plan_that_somebody_built_otherwise_is_refused(
+    library: Library, device: CudaDevice, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    plan = built(library, spec)
+    told = json.dumps(header(plan) | change).encode()
+    model = plan[16 + int.from_bytes(plan[8:16], "little") :]
+    with pytest.raises(ModelRefused, match=said):
+        TensorRtEngine(spec, device, library, plan[:8] + len(told).to_bytes(8, "little") + told + model)
+
+
+def test_what_the_library_warns_of_a_plan_is_told(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
+) -> None:
+    """Another card of the same generation: TensorRT takes the plan, and is not sure of it."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    plan = built(library, spec)
+    assert TensorRtEngine(spec, device, library, plan).warm().notes == []
+    fake_cuda.control.memory_bytes = 2 << 30
+    engine = TensorRtEngine(spec, device, library, plan).warm()
+    assert "different models of devices is not recommended" in engine.notes[0]
+    engine.close()
+
+
+def test_a_driver_that_the_library_does_not_work_with_is_told(
+    library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bindings raise TypeError, with a word about factories."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    plan = built(library, spec)
+    monkeypatch.setenv("FAKE_TENSORRT_OLD_DRIVER", "1")
+    for use in (lambda: built(library, spec), lambda: TensorRtEngine(spec, device, library, plan)):
+        with pytest.raises(ModelRefused, match=r"does not work with this driver: found .*error: 35.*r580"):
+            use()
+
+
+def test_whoever_is_loaded_second_has_its_words_too(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    """The library goes on telling the logger that it was given first."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    first = TensorRtEngine(spec, device, find_library(), built(library, spec))
+    with pytest.raises(ModelRefused, match="magic tag does not match"):
+        TensorRtEngine(spec, device, find_library(), b"no plan at all")
+    assert first.spec is spec
+
+
+def test_a_library_that_complains_at_each_job_fills_no_memory() -> None:
+    log = Log()
+    for number in range(3000):
+        log.add("WARNING", str(number))
+    assert len(log.lines) == 1000
+    assert log.errors().endswith("warning: 2999")
+
+
+def test_operators_that_the_librarys_own_plugins_bring_are_known(library: Library, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    model = onnx.load(spec.path)
+    model.graph.node.insert(0, helper.make_node("EfficientNMS_TRT", ["obs"], ["z"], domain="nvidia"))
+    onnx.save(model, spec.path)
+    assert built(library, spec)
+
+
+@pytest.mark.parametrize("content", [b"damaged", b"timing of 9.9"])
+def test_a_timing_cache_of_something_else_is_measured_anew(library: Library, tmp_path: Path, content: bytes) -> None:
+    """Of another version after an upgrade, or damaged: no reason to build nothing any more."""
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
+    cache = tmp_path / "timing"
+    cache.write_bytes(content)
+    with pytest.raises(ModelRefused, match=r"can't be pinned.*does not take.*written by this version"):
+        built(library, spec, timing_cache=str(cache), pin_tactics=True)
+    assert built(library, spec, timing_cache=str(cache))
+    assert cache.read_bytes() == b"timing of 11.4.0.106"
+
+
+def test_kernels_for_shapes_are_compiled_in_the_warm_up_or_never(
+    device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT-RTX would compile them beside the runs, in threads of its own."""
+    stand_in.install(monkeypatch, stand_in.RTX)
+    library = find_library("tensorrt_rtx")
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", batch="N", sizes=(4, 2)), {}, 2)
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    obs, actions = Slot(noise(1, 4)), Slot(np.zeros((1, 2), np.float32))
+    engine.run_shaped([obs.tensor], [actions.tensor])
+    assert {size: context._told["kernels"] for size, context in engine._contexts.items()} == {
+        1: "EAGER", 2: "EAGER", 0: "NONE",
+    }  # fmt: skip
+    engine.close()
 
 
 def test_plugins_come_from_listed_absolute_paths_only(library: Library, tmp_path: Path) -> None:
@@ -359,7 +547,7 @@ def test_tactics_that_can_not_be_pinned_are_refused(
     stand_in.install(monkeypatch, version)
     cache = tmp_path / "timing"
     if written:
-        cache.write_bytes(b"timing")
+        cache.write_bytes(b"timing of 10.3.0")
     spec = spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2)))
     with pytest.raises(ModelRefused, match=said):
         built(find_library(), spec, timing_cache=str(cache), pin_tactics=True)

@@ -25,10 +25,11 @@ def dump(version: str) -> dict[str, Any]:
     return json.loads((NAMES / f"{version}.json").read_text())
 
 
-@pytest.fixture(params=stand_in.VERSIONS)
+@pytest.fixture(params=[*stand_in.VERSIONS, stand_in.RTX])
 def played(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, Any]]:
     stand_in.install(monkeypatch, request.param)
-    return importlib.import_module("tensorrt"), dump(request.param)
+    name = "tensorrt_rtx" if request.param == stand_in.RTX else "tensorrt"
+    return importlib.import_module(name), dump(request.param)
 
 
 def public(kind: type) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def test_each_class_method_and_property_is_real(played: tuple[Any, dict[str, Any
     classes = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, type) and not name.startswith("_") and value.__module__ == "tensorrt"
+        if isinstance(value, type) and not name.startswith("_") and value.__module__ == module.__name__
     }
     assert len(classes) > 20
     for name, kind in classes.items():
@@ -87,7 +88,7 @@ def test_functions_and_instance_properties_are_real(played: tuple[Any, dict[str,
             assert attribute.startswith("_") or attribute in real["classes"][kind]["properties"], f"{kind}.{attribute}"
 
 
-@pytest.mark.parametrize("version", stand_in.VERSIONS)
+@pytest.mark.parametrize("version", [*stand_in.VERSIONS, stand_in.RTX])
 def test_the_names_that_our_code_asks_for_by_text_are_real(version: str) -> None:
     """What goes through ``Library.member`` would silently be None if it were misspelt."""
     enums = {name: set(c["enum"]) for name, c in dump(version)["classes"].items() if "enum" in c}
@@ -95,7 +96,11 @@ def test_the_names_that_our_code_asks_for_by_text_are_real(version: str) -> None
     assert {"TF32", "ERROR_ON_TIMING_CACHE_MISS"} <= enums["BuilderFlag"]
     assert ("EDITABLE_TIMING_CACHE" in enums["BuilderFlag"]) == (version != "10.3.0")
     assert {"USER_MANAGED"} <= enums["ExecutionContextAllocationStrategy"]
+    kernels = enums.get("DynamicShapesKernelSpecializationStrategy", set())
+    assert {"EAGER", "NONE"} <= kernels if version == stand_in.RTX else not kernels
     assert {"STRONGLY_TYPED"} <= enums["NetworkDefinitionCreationFlag"]
+    assert "DEVICE" in enums["TensorLocation"]
+    assert "LINEAR" in enums["TensorFormat"]
     assert set(TYPES) <= enums["DataType"]
 
 

@@ -83,6 +83,9 @@ void *host_of(uint64_t address) { return (void *)(address & ~DEVICE_BIT); }
 /* For the stand-in of TensorRT: the same for Python. */
 API uint64_t fake_cuda_host_address(uint64_t address) { return address & ~DEVICE_BIT; }
 
+/* Which life of its context this thread is in: what was made in an earlier one is gone, and its address another's. */
+API uint64_t fake_cuda_generation(void) { return fake_current && fake_current->alive ? fake_current->generation : 0; }
+
 bool is_pinned(uint64_t address, uint64_t size)
 {
     struct block *b = find(address & ~DEVICE_BIT, size);

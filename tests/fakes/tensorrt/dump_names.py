@@ -1,6 +1,6 @@
-"""Writes `names/VERSION.json`: what the real TensorRT bindings of a version have, by name.
+"""Writes `names/VERSION.json`: what the real TensorRT bindings of a version have, by name (1.7: TensorRT-RTX).
 
-    python tests/fakes/tensorrt/dump_names.py [11.4.0.106 10.16.1.11 10.3.0]
+    python tests/fakes/tensorrt/dump_names.py [11.4.0.106 10.16.1.11 10.3.0 1.7.1.116]
 
 The bindings are wheels on the package index; they import without TensorRT once three stub libraries export the nine
 symbols that they link against. Nothing of TensorRT runs. Needs pip, a C compiler and x86-64.
@@ -20,6 +20,7 @@ WHEELS = {
     "11.4.0.106": "tensorrt-cu13-bindings",
     "10.16.1.11": "tensorrt-cu13-bindings",
     "10.3.0": "tensorrt-cu12-bindings",
+    "1.7.1.116": "tensorrt-rtx-cu13-bindings",
 }
 SYMBOLS = (
     *("createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL"),
@@ -59,13 +60,16 @@ def describe(kind: type) -> dict[str, object]:
 
 def dump() -> dict[str, object]:
     """Runs where the bindings can be imported."""
-    import tensorrt_bindings as trt
+    try:
+        import tensorrt_bindings as trt
+    except ModuleNotFoundError:
+        import tensorrt_rtx_bindings as trt
 
     classes: dict[str, object] = {}
     functions: dict[str, object] = {}
     for name in sorted(vars(trt)):
         value = getattr(trt, name)
-        if name.startswith("_") or getattr(value, "__module__", "").split(".")[0] != "tensorrt_bindings":
+        if name.startswith("_") or getattr(value, "__module__", "").split(".")[0] != trt.__name__:
             continue
         if isinstance(value, type):
             classes[name] = describe(value)
@@ -98,7 +102,8 @@ def regenerate(version: str) -> None:
     stub = folder / "stub.c"
     stub.write_text("".join(f"void *{symbol}(void) {{ return 0; }}\n" for symbol in SYMBOLS))
     major = version.split(".")[0]
-    for library in ("libnvinfer", "libnvonnxparser", "libnvinfer_plugin"):
+    rtx = ("libtensorrt_rtx", "libtensorrt_onnxparser_rtx")
+    for library in rtx if "rtx" in WHEELS[version] else ("libnvinfer", "libnvonnxparser", "libnvinfer_plugin"):
         name = f"{library}.so.{major}"
         run("cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name), str(stub))
     text = run(

@@ -1,4 +1,4 @@
-"""Puts the stand-in for TensorRT, in a version of choice, where `import tensorrt` finds it."""
+"""Puts the stand-in for TensorRT, in a version of choice, where `import tensorrt` (or `tensorrt_rtx`) finds it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 
 SITE = Path(__file__).resolve().parent / "site"
 VERSIONS = ("11.4.0.106", "10.16.1.11", "10.3.0")
+RTX = "1.7.1.116"  # the same under another name: `tensorrt_rtx`
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSIONS[0]) -> None:
     """For this process until the test ends, and for the processes that it starts."""
-    monkeypatch.setenv("FAKE_TENSORRT_VERSION", version)
+    monkeypatch.setenv("FAKE_TENSORRT_VERSION", VERSIONS[0] if version == RTX else version)
     monkeypatch.setenv("PYTHONPATH", str(SITE))
     monkeypatch.syspath_prepend(str(SITE))
-    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    for name in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.delitem(sys.modules, name, raising=False)

@@ -1,10 +1,14 @@
-"""A stand-in for NVIDIA's `tensorrt` on the simulated CUDA driver. For tests.
+"""A stand-in for NVIDIA's `tensorrt` on the simulated CUDA driver; under its other name, for `tensorrt_rtx`. For tests.
 
 Its engines are ONNX Runtime on the CPU, put on the stream as host functions, over the simulated driver's memory. It has
 only names that the real bindings of the version it plays have: `names/*.json` are dumps of those, and what a version
 lacks is taken away at import. Failures come back as the real ones do: None, False, and words in the log.
 
-FAKE_TENSORRT_VERSION: 11.4.0.106 (default), 10.16.1.11 or 10.3.0. FAKE_TENSORRT_STEP_S: how long each step of a build
+As with the real one, the first logger is the logger of all for as long as anything made with it lives, weights are in
+device memory, and the operators that its plugins bring exist only after init_libnvinfer_plugins.
+
+FAKE_TENSORRT_VERSION: 11.4.0.106 (default), 10.16.1.11 or 10.3.0. FAKE_TENSORRT_OLD_DRIVER: it is one that TensorRT
+does not work with. FAKE_TENSORRT_STEP_S: how long each step of a build
 takes. FAKE_TENSORRT_TROUBLE: a file that a test writes; while it says `nan`, outputs are NaN, and while it says
 `slow SECONDS` each run takes that much longer.
 """
@@ -16,6 +20,7 @@ import enum
 import json
 import os
 import time
+import weakref
 from pathlib import Path
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -24,7 +29,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-__version__ = os.environ.get("FAKE_TENSORRT_VERSION", "11.4.0.106")
+_RTX = __name__ == "tensorrt_rtx"
+__version__ = "1.7.1.116" if _RTX else os.environ.get("FAKE_TENSORRT_VERSION", "11.4.0.106")
 _NAMES = json.loads((Path(__file__).resolve().parents[2] / "names" / f"{__version__}.json").read_text())["classes"]
 _MAGIC = b"FAKEPLAN"
 _STEPS = 5
@@ -33,7 +39,9 @@ _NUMPY = {"FLOAT": "f4", "INT8": "i1", "INT32": "i4", "INT64": "i8", "BOOL": "?"
 
 
 def _enum(name: str) -> type[enum.IntEnum]:
-    return enum.IntEnum(name, {member: i for i, member in enumerate(_NAMES[name]["enum"])})
+    kind = enum.IntEnum(name, {member: i for i, member in enumerate(_NAMES[name]["enum"])})
+    kind.__module__ = __name__
+    return kind
 
 
 BuilderFlag = _enum("BuilderFlag")
@@ -42,6 +50,10 @@ ExecutionContextAllocationStrategy = _enum("ExecutionContextAllocationStrategy")
 MemoryPoolType = _enum("MemoryPoolType")
 DataType = _enum("DataType")
 TensorIOMode = _enum("TensorIOMode")
+TensorLocation = _enum("TensorLocation")
+TensorFormat = _enum("TensorFormat")
+if _RTX:
+    DynamicShapesKernelSpecializationStrategy = _enum("DynamicShapesKernelSpecializationStrategy")
 ErrorCode = _enum("ErrorCode")
 _Severity = _enum("ILogger.Severity")
 
@@ -51,18 +63,21 @@ def _cuda() -> ctypes.CDLL:
     library.fake_cuda_host_address.restype = ctypes.c_uint64
     library.fake_cuda_host_address.argtypes = [ctypes.c_uint64]
     library.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    library.cuMemFree_v2.argtypes = [ctypes.c_uint64]
     return library
 
 
-def _device_name() -> str:
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+def _device() -> tuple[str, int]:
+    """What decides whether a plan can be used (the real one: compute capability), and what makes it another card."""
+    device, name, size = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_size_t()
     try:
         cuda = _cuda()
     except OSError:
-        return "no device"
+        return "no device", 0
     if cuda.cuCtxGetDevice(ctypes.byref(device)) or cuda.cuDeviceGetName(name, 128, device):
-        return "no device"
-    return name.value.decode()
+        return "no device", 0
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+    return name.value.decode(), size.value
 
 
 class ILogger:
@@ -79,6 +94,25 @@ class Logger(ILogger):
 
     def log(self, severity, msg):
         print(severity, msg)
+
+
+_made = weakref.WeakSet()
+_logger = None
+_plugins = False
+
+
+def _begin(made, logger):
+    """Which logger hears what `made` has to say. Raises what the bindings raise where the library made nothing."""
+    global _logger
+    if not _made:
+        _logger = logger
+    elif _logger is not logger:
+        _logger.log(_Severity.WARNING, "The logger passed into createInfer… differs from one already registered")
+    if os.environ.get("FAKE_TENSORRT_OLD_DRIVER"):
+        _logger.log(_Severity.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+    _made.add(made)
+    return _logger
 
 
 class IProgressMonitor:
@@ -159,7 +193,7 @@ class OnnxParser:
             self._errors.append(ParserError(ErrorCode.MODEL_DESERIALIZE_FAILED, f"Failed to parse: {error}"))
             return False
         for index, node in enumerate(loaded.graph.node):
-            if not onnx.defs.has(node.op_type, node.domain):
+            if not onnx.defs.has(node.op_type, node.domain) and not (_plugins and node.op_type.endswith("_TRT")):
                 desc = f"Plugin not found, are the plugin name, version, and namespace correct? ({node.op_type})"
                 self._errors.append(ParserError(ErrorCode.UNSUPPORTED_NODE, desc, index, node.name, node.op_type))
         if self._errors:
@@ -219,9 +253,18 @@ class IBuilderConfig:
         return len(self._profiles) - 1
 
     def create_timing_cache(self, serialized_timing_cache):
-        return ITimingCache(bytes(serialized_timing_cache))
+        content = bytes(serialized_timing_cache)
+        if content and not content.startswith(b"timing of "):
+            _logger.log(_Severity.ERROR, "createTimingCache: the blob is damaged")
+            return None
+        return ITimingCache(content)
 
     def set_timing_cache(self, cache, ignore_mismatch):
+        if not isinstance(cache, ITimingCache):
+            raise TypeError("set_timing_cache(): incompatible function arguments")
+        if cache._content and cache._content != b"timing of " + __version__.encode():
+            _logger.log(_Severity.ERROR, "setTimingCache: another version's cache")
+            return ignore_mismatch
         self._cache = cache
         return True
 
@@ -236,11 +279,11 @@ class IPluginRegistry:
 
 class Builder:
     def __init__(self, logger):
-        self._logger = logger
+        self._logger = _begin(self, logger)
 
     def create_network(self, flags=0):
         strong = getattr(NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # noqa: B009
-        expected = 0 if __version__.startswith("11") else 1 << int(strong)
+        expected = 1 << int(strong) if __version__.startswith("10") else 0
         if flags != expected:
             self._logger.log(_Severity.ERROR, f"the stand-in wants strongly typed networks: flags {expected}")
             return None
@@ -274,7 +317,8 @@ class Builder:
             config._cache._content = b"timing of " + __version__.encode()
         header = {
             "version": __version__,
-            "device": _device_name(),
+            "device": "any" if _RTX else _device()[0],
+            "memory": _device()[1],
             "profiles": [p._shapes for p in config._profiles],
             "inputs": [[t.name, t.dtype.name, t.shape] for t in network._inputs],
             "outputs": [[t.name, t.dtype.name, t.shape] for t in network._outputs],
@@ -290,7 +334,7 @@ class Builder:
 
 class Runtime:
     def __init__(self, logger):
-        self._logger = logger
+        self._logger = _begin(self, logger)
 
     def get_plugin_registry(self):
         return IPluginRegistry()
@@ -305,21 +349,38 @@ class Runtime:
         if header["version"] != __version__:
             self._logger.log(_Severity.ERROR, f"built with version {header['version']}, this is {__version__}")
             return None
-        if header["device"] != _device_name():
-            self._logger.log(_Severity.ERROR, f"built on {header['device']}, this is {_device_name()}")
+        device, memory = ("any", header["memory"]) if _RTX else _device()
+        if header["device"] != device:
+            self._logger.log(_Severity.ERROR, f"built on {header['device']}, this is {device}")
             return None
-        return ICudaEngine(header, plan[16 + size :], self._logger)
+        if header["memory"] != memory:
+            said = "Using an engine plan file across different models of devices is not recommended"
+            self._logger.log(_Severity.WARNING, said)
+        weights = ctypes.c_uint64()
+        if _cuda().cuMemAlloc_v2(ctypes.byref(weights), ctypes.c_size_t(len(plan))):
+            self._logger.log(_Severity.ERROR, "Error Code 2: OutOfMemory (Requested size was for weights.)")
+            return None
+        return ICudaEngine(self, header, plan[16 + size :], weights.value)
 
 
 class ICudaEngine:
-    def __init__(self, header, model, logger):
+    _weights = 0
+
+    def __init__(self, runtime, header, model, weights):
+        self._runtime, self._weights, self._life = runtime, weights, _cuda().fake_cuda_generation()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self._header, self._logger = header, logger
+        self._header, self._logger = header, runtime._logger
         self._io = {t[0]: t for t in (*header["inputs"], *header["outputs"])}
+        graph = onnx.load_from_string(model).graph
+        self._sizes = {n.input[1] for n in graph.node if n.op_type in ("Reshape", "Expand", "Tile")}
+
+    def __del__(self):
+        if self._weights and self._life == _cuda().fake_cuda_generation():
+            _cuda().cuMemFree_v2(self._weights)
 
     @property
     def num_io_tensors(self):
@@ -347,19 +408,46 @@ class ICudaEngine:
     def get_tensor_shape(self, name):
         return tuple(self._io[name][2])
 
+    def get_tensor_location(self, name):
+        return TensorLocation.HOST if name in self._sizes else TensorLocation.DEVICE
+
+    def get_tensor_format(self, name):
+        return TensorFormat[self._header.get("formats", {}).get(name, "LINEAR")]
+
     def get_tensor_profile_shape(self, name, profile_index):
         for shapes in self._header["profiles"][profile_index : profile_index + 1]:
             if name in shapes:
                 return [tuple(shape) for shape in shapes[name]]
-        return [self.get_tensor_shape(name)] * 3
+        return [(), (), ()]  # of what has no open dimension nobody knows what the real one says
+
+    def create_runtime_config(self):
+        return IRuntimeConfig()
 
     def create_execution_context(self, strategy=ExecutionContextAllocationStrategy.STATIC):
-        return IExecutionContext(self, strategy == ExecutionContextAllocationStrategy.USER_MANAGED)
+        told = getattr(strategy, "_told", {"strategy": strategy})
+        return IExecutionContext(self, told)
+
+
+class IRuntimeConfig:
+    def __init__(self):
+        self._told = {"strategy": ExecutionContextAllocationStrategy.STATIC, "kernels": "LAZY"}
+
+    def set_execution_context_allocation_strategy(self, strategy):
+        self._told["strategy"] = strategy
+
+    @property
+    def dynamic_shapes_kernel_specialization_strategy(self):
+        return self._told["kernels"]
+
+    @dynamic_shapes_kernel_specialization_strategy.setter
+    def dynamic_shapes_kernel_specialization_strategy(self, when):
+        self._told["kernels"] = when.name
 
 
 class IExecutionContext:
-    def __init__(self, engine, needs_memory):
-        self._engine, self._needs_memory = engine, needs_memory
+    def __init__(self, engine, told):
+        self._engine, self._told = engine, told
+        self._needs_memory = told["strategy"] == ExecutionContextAllocationStrategy.USER_MANAGED
         self._shapes = {n: s for n, _, s in engine._header["inputs"] if -1 not in s}
         self._addresses, self._kept = {}, {}
 
@@ -374,7 +462,10 @@ class IExecutionContext:
         return 0 <= profile_index < self._engine.num_optimization_profiles
 
     def set_input_shape(self, name, shape):
-        low, _, high = self._engine.get_tensor_profile_shape(name, 0)
+        fixed = self._engine.get_tensor_shape(name)
+        low, high = fixed, fixed
+        if -1 in fixed:
+            low, _, high = self._engine.get_tensor_profile_shape(name, 0)
         if len(shape) != len(low) or not all(a <= s <= b for a, s, b in zip(low, shape, high, strict=True)):
             return self._error(f"set dimensions {tuple(shape)} of {name}: allowed {low} to {high}")
         self._shapes[name] = tuple(shape)
@@ -416,12 +507,13 @@ class IExecutionContext:
         return _cuda().cuLaunchHostFunc(stream_handle, function, None) == 0
 
     def _host_function(self, addresses, shapes):
-        cuda, session = _cuda(), self._engine._session
-        outputs = [t[0] for t in self._engine._header["outputs"]]
+        # Without `self`: the real one dies with its last reference, not at a collection.
+        cuda, session, header = _cuda(), self._engine._session, self._engine._header
+        outputs = [t[0] for t in header["outputs"]]
 
         def run(_):
             feed = {}
-            for name, dtype, _dims in self._engine._header["inputs"]:
+            for name, dtype, _dims in header["inputs"]:
                 count = int(np.prod(shapes[name], dtype=np.int64))
                 kind = np.dtype(_NUMPY[dtype])
                 memory = (ctypes.c_char * (count * kind.itemsize)).from_address(
@@ -446,12 +538,18 @@ def _trouble():
 
 
 def init_libnvinfer_plugins(logger, namespace):
+    global _plugins
+    _plugins = True
     return True
 
 
 def _prune():
     """Takes away what this version does not have."""
     for name, standing_in in list(globals().items()):
+        ours = isinstance(standing_in, type) and standing_in.__module__ == __name__
+        if ours and not name.startswith("_") and name not in _NAMES:
+            del globals()[name]  # what only another version has
+            continue
         known = _NAMES.get(name, {"enum": ()}) if isinstance(standing_in, type) else {"enum": ()}
         if "enum" not in known:
             real = {*known["methods"], *known["properties"]}
