@@ -186,11 +186,10 @@ class BestEffort:
     def _batch(self, now_ns: int, first: BestEffortLane, limit_ns: int) -> tuple[Job, ...]:
         """The first lane's first job and those that may join it: by deadline, then in turn, least served first."""
         queue = first.queue
-        seed = first.jobs[0][3]
         most = len(queue.cost_ns)
         while queue.cost_ns[most - 1] > limit_ns and most > 1:
             most -= 1
-        candidates = [seed, *_others(first, seed, most)]
+        candidates = [first.jobs[0][3], *_others(first, most)]
         costs = queue.cost_ns
         if not queue.preferred and nobody_minds(now_ns, costs[len(candidates) - 1], self._dated, self._dated_cost_ns):
             return tuple(candidates)
@@ -219,20 +218,16 @@ def _order(entry: BestEffortLane) -> tuple[int, int]:
     return entry.order, entry.lane
 
 
-def _others(first: BestEffortLane, seed: Job, most: int) -> list[Job]:
-    """Who may join the seed, at most most - 1, in the order in which they join."""
+def _others(first: BestEffortLane, most: int) -> list[Job]:
+    """Who may join the lane's first job, at most most - 1, in the order in which they join."""
     if len(first.peers) == 1:
         return [job for _, _, _, job in first.jobs[1:most]]
     # No two jobs of a lane have one turn: jobs are never compared.
     ranked: list[tuple[int, int, int, int, Job]] = []
     for entry in first.peers:
-        virtual_ns = entry.virtual_ns
-        for turn, (deadline_ns, _, lane, job) in enumerate(entry.jobs[:most]):
-            if job is not seed:
-                ranked.append((deadline_ns, turn, virtual_ns, lane, job))
-                if most == 2:
-                    break  # only one more can join: the first of each lane is enough
-    if most == 2:
-        return [min(ranked)[4]] if ranked else []
+        turn = int(entry is first)  # its first job goes anyway
+        for deadline_ns, _, lane, job in entry.jobs[turn : turn + most - 1]:
+            ranked.append((deadline_ns, turn, entry.virtual_ns, lane, job))
+            turn += 1
     ranked.sort()
     return [item[4] for item in ranked[: most - 1]]
