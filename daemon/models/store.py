@@ -313,7 +313,8 @@ class ModelStore:
         return StoreError(f"model {self.name}: {what}", hint, kind)
 
     def _empty_hint(self) -> str:
-        return f"add one: taktctl model add {self.name} FILE, or put it at {self.folder}/1/{MODEL_FILE}"
+        # Not `taktctl model add`: it asks a taktd that runs, and none starts without a version.
+        return f"put the first one at {self.folder}/1/{MODEL_FILE}; later ones: taktctl model add {self.name} FILE"
 
     def _files(self, version: Version) -> dict[str, str]:
         try:

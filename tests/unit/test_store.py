@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def visible(store: ModelStore) -> dict[int, dict[str, bytes]]:
 
 def names(store: ModelStore) -> set[str]:
     return set(os.listdir(store.folder))
+
+
+def test_an_empty_store_says_where_the_first_version_goes_and_that_is_served(store: ModelStore) -> None:
+    with pytest.raises(StoreError) as refused:
+        store.resolve("latest")
+    place = re.search(r"put the first one at (\S+);", refused.value.hint)
+    assert place is not None
+    Path(place[1]).parent.mkdir(parents=True)
+    Path(place[1]).write_bytes(b"one")
+    assert store.resolve("latest").number == 1
 
 
 def test_versions_count_up_and_the_first_one_is_active(store: ModelStore, tmp_path: Path) -> None:
