@@ -9,7 +9,9 @@ It has never been run by us on a GPU (docs/gpu.md).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -69,6 +71,15 @@ class OnnxCudaEngine:
         return engine
 
 
+def _load_libraries() -> str:
+    """Loads CUDA's libraries and cuDNN where pip has put them (NVIDIA's wheels), beside those that the system's loader
+    finds by itself. What can't be loaded, in the loader's words; "" where nothing is missing that is needed."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        getattr(onnxruntime, "preload_dlls", lambda: None)()  # since 1.21; it prints
+    return "; ".join(line for line in said.getvalue().splitlines() if line.startswith("Failed to load"))
+
+
 def _open(path: str, index: int, stream: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -81,7 +92,7 @@ def _open(path: str, index: int, stream: int) -> Any:
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",  # FP32 means FP32, as with TensorRT
     }
-    hint = "Install onnxruntime-gpu with the CUDA libraries it names (taktd-gpu), or serve the model from the CPU."
+    hint = "Install onnxruntime-gpu and the CUDA libraries it names (docs/gpu.md), or serve the model from the CPU."
     if PROVIDER not in onnxruntime.get_available_providers():
         raise ModelRefused(
             "this ONNX Runtime has no CUDA provider",
@@ -89,12 +100,13 @@ def _open(path: str, index: int, stream: int) -> Any:
             allowed=PROVIDER,
             hint=hint,
         )
+    lacking = _load_libraries()
     try:
         session = onnxruntime.InferenceSession(path, options, providers=[(PROVIDER, wanted)])
     except Exception as error:  # its exception classes have no common base below Exception
         raise ModelRefused(
             "ONNX Runtime can't run the model on the GPU",
-            found=str(error).strip(),
+            found="; ".join(filter(None, (str(error).strip(), lacking))),
             allowed=f"a model whose every node ONNX Runtime {RUNTIME_VERSION} runs by {PROVIDER}",
             hint=hint,
         ) from error
@@ -102,7 +114,7 @@ def _open(path: str, index: int, stream: int) -> Any:
     if session.get_providers()[:1] != [PROVIDER]:
         raise ModelRefused(
             "ONNX Runtime fell back to another provider than asked",
-            found=", ".join(session.get_providers()),
+            found="; ".join(filter(None, (", ".join(session.get_providers()), lacking))),
             allowed=PROVIDER,
             hint=hint,
         )

@@ -55,6 +55,22 @@ def test_a_silent_fall_to_the_cpu_is_refused(
         OnnxCudaEngine(spec_of(models.mlp(tmp_path / "m.onnx")), device, timeout_ns=SECOND)
 
 
+def test_a_library_of_cuda_s_that_is_missing_is_named(
+    device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fallen(stand_in.InferenceSession):
+        def get_providers(self) -> list[str]:
+            return [stand_in.CPU]
+
+    def preload() -> None:
+        print("Failed to load libcublasLt.so.13: cannot open shared object file\nPlease follow a link.")
+
+    monkeypatch.setattr(onnx_cuda, "onnxruntime", stand_in.module(InferenceSession=Fallen, preload_dlls=preload))
+    with pytest.raises(ModelRefused, match=r"found CPUExecutionProvider; Failed to load libcublasLt\.so\.13"):
+        OnnxCudaEngine(spec_of(models.mlp(tmp_path / "m.onnx")), device, timeout_ns=SECOND)
+    assert capsys.readouterr().out == ""
+
+
 def test_nodes_may_not_fall_back_either(device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
