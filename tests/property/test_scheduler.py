@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -171,9 +172,18 @@ def test_a_batch_breaks_no_deadline_that_unbatched_edf_keeps(costs, mine, theirs
     assert size == 1 or all(not job.deadline_ns or id(job) in made for job in candidates[:size])
 
 
-@settings(max_examples=200, deadline=None)
-@given(cost_tables(), st.sets(st.integers(3, 120), min_size=1, max_size=24), st.integers(0, 2**32), st.booleans())
-def test_a_whole_run_with_batches_keeps_every_deadline_that_the_run_without_keeps(costs, due, seed, two_models):
+@settings(max_examples=300, deadline=None)
+@given(
+    cost_tables(),
+    st.sets(st.integers(3, 120), min_size=1, max_size=24),
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.lists(st.integers(1, 8), max_size=2),
+    st.sampled_from((0, 0, 3, 30)),
+)
+def test_a_whole_run_with_batches_keeps_every_deadline_that_the_run_without_keeps(
+    costs, due, seed, two_models, preferred, delay
+):
     """All jobs are there at the start: what arrives later can find a longer dispatch running, as with any batching."""
     random = Random(seed)
     asked: list[list[tuple[int, int]]] = [[], []]
@@ -181,12 +191,12 @@ def test_a_whole_run_with_batches_keeps_every_deadline_that_the_run_without_keep
         asked[random.randrange(2)].append((START_NS, START_NS + deadline))
     asked = [[*pairs, *[(START_NS, 0)] * random.randrange(3)] for pairs in asked]
 
-    def kept(table: tuple[int, ...]) -> set[tuple[int, int]]:
-        queues = [Queue("a", table), Queue("b" if two_models else "a", table)]
+    def kept(*batching: Any) -> set[tuple[int, int]]:
+        queues = [Queue("a", *batching), Queue("b" if two_models else "a", *batching)]
         responses = simulate([], [], queues=queues, queue_releases=asked)
         return {(each.lane, each.sequence) for each in responses if not each.missed}
 
-    assert kept(costs[:1]) <= kept(costs)
+    assert kept(costs[:1]) <= kept(costs, tuple(preferred), delay)
 
 
 # --- accounting ----------------------------------------------------------------------------------------------------
