@@ -54,8 +54,8 @@ test-slow: $(VENV)/.core $(VENV)/.tests
 test-gpu-fakes: $(VENV)/.core $(VENV)/.tests
 	@PYTHONPATH=. $(PY) tests/fakes/cuda/pycuda_wheel.py build/gpu-fakes
 	@PYTHONPATH=build/gpu-fakes/site $(PY) -m pytest -q tests/conformance tests/unit/test_pycuda.py \
-	  tests/unit/test_cuda_driver.py tests/unit/test_tensorrt_engine.py tests/unit/test_gpu_events.py \
-	  tests/unit/test_doctor.py $(ARGS)
+	  tests/unit/test_cuda_driver.py tests/unit/test_cuda_constants.py tests/unit/test_tensorrt_engine.py \
+	  tests/unit/test_tensorrt_plans.py tests/unit/test_gpu_events.py tests/unit/test_doctor.py $(ARGS)
 
 build/rtx/site/.$(RTX):
 	@rm -rf build/rtx/site
