@@ -212,6 +212,25 @@ def test_a_wrong_file(tmp_path: Path, text: str, key: str, what: str, hint: str)
     assert hint in e.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('devices: {sim0: {driver: sim, outputs: {"\\0kind": onnx}}}\n', "devices.sim0.outputs"),
+        ('devices: {sim0: {driver: sim, outputs: {"\\0kind": 5, constant: 1}}}\n', "devices.sim0.outputs"),
+        (BASE + 'loops: {l: {model: m, period: 9ms, fallback: [{"\\0kind": hold}]}}\n', "loops.l.fallback[0]"),
+    ],
+)
+def test_names_that_no_file_can_have_are_refused_in_one(tmp_path: Path, text: str, key: str) -> None:
+    """Sections whose form tells what they are keep that under a key that begins with a NUL."""
+    e = error(tmp_path, text, key)
+    assert (e.what, e.found, e.allowed) == ("has a key that is no plain text", '"\\x00kind"', "a name as key")
+
+
+def test_what_was_found_is_shown_without_control_characters(tmp_path: Path) -> None:
+    refused = error(tmp_path, BASE + 'loops: {l: {model: m, period: "\\e[2Jü\\0"}}\n', "loops.l.period")
+    assert refused.found == '"\\x1b[2Jü\\x00"'
+
+
 def test_all_errors_are_collected_with_their_lines(tmp_path: Path) -> None:
     text = (
         BASE
