@@ -102,7 +102,8 @@ def _open(path: str, index: int, stream: int) -> Any:
         )
     lacking = _load_libraries()
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=[(PROVIDER, wanted)])
+        # Without its own second try, which runs elsewhere, prints to standard output, and forgets the reason.
+        session = onnxruntime.InferenceSession(path, options, providers=[(PROVIDER, wanted)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base below Exception
         raise ModelRefused(
             "ONNX Runtime can't run the model on the GPU",

@@ -28,7 +28,7 @@ def _library() -> ctypes.CDLL:
 
 class OrtValue:
     def __init__(self, value: np.ndarray) -> None:
-        self._dims, self._address = value.shape, ctypes.c_uint64()
+        self._dims, self._address, self._life = value.shape, ctypes.c_uint64(), _library().fake_cuda_generation()
         _library().cuMemAlloc_v2(ctypes.byref(self._address), ctypes.c_size_t(max(1, value.nbytes)))
         ctypes.memmove(_library().fake_cuda_host_address(self._address.value), value.ctypes.data, value.nbytes)
 
@@ -39,7 +39,8 @@ class OrtValue:
         return int(self._address.value)
 
     def __del__(self) -> None:
-        _library().cuMemFree_v2(self._address.value)
+        if self._life == _library().fake_cuda_generation():  # else it went with its context
+            _library().cuMemFree_v2(self._address.value)
 
 
 class IOBinding:
@@ -67,9 +68,10 @@ class IOBinding:
 
 
 class InferenceSession:
-    def __init__(self, path: str, sess_options: Any, providers: Any) -> None:
+    def __init__(self, path: str, sess_options: Any, providers: Any, enable_fallback: int = 1) -> None:
         ((name, options),) = providers
         assert name == CUDA
+        assert not enable_fallback
         self._stream = int(options["user_compute_stream"])
         self._session = real.InferenceSession(path, providers=[CPU])
         self._failure: Exception | None = None

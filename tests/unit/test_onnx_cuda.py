@@ -75,7 +75,9 @@ def test_nodes_may_not_fall_back_either(device: CudaDevice, tmp_path: Path, monk
     seen = []
 
     class Watched(stand_in.InferenceSession):
-        def __init__(self, path: str, sess_options: onnxruntime.SessionOptions, providers: object) -> None:
+        def __init__(
+            self, path: str, sess_options: onnxruntime.SessionOptions, providers: object, enable_fallback: int = 1
+        ) -> None:
             seen.append(sess_options.get_session_config_entry("session.disable_cpu_ep_fallback"))
             raise RuntimeError("node Loop_3 has no kernel on CUDAExecutionProvider")
 
@@ -83,6 +85,12 @@ def test_nodes_may_not_fall_back_either(device: CudaDevice, tmp_path: Path, monk
     with pytest.raises(ModelRefused, match="Loop_3"):
         OnnxCudaEngine(spec_of(models.mlp(tmp_path / "m.onnx")), device, timeout_ns=SECOND)
     assert seen == ["1"]
+
+
+def test_onnx_runtimes_own_second_try_is_off(tmp_path: Path) -> None:
+    """It takes another provider and goes on. That the switch exists is asked of the real one."""
+    source = inspect.getsource(onnxruntime.InferenceSession.__init__)
+    assert 'kwargs.get("enable_fallback", 1)' in source
 
 
 def test_a_broken_context_is_a_device_failure_that_sticks(
