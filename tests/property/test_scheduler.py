@@ -172,31 +172,29 @@ def test_a_batch_breaks_no_deadline_that_unbatched_edf_keeps(costs, mine, theirs
     assert size == 1 or all(not job.deadline_ns or id(job) in made for job in candidates[:size])
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    cost_tables(),
-    st.sets(st.integers(3, 120), min_size=1, max_size=24),
-    st.integers(0, 2**32),
-    st.booleans(),
-    st.lists(st.integers(1, 8), max_size=2),
-    st.sampled_from((0, 0, 3, 30)),
-)
-def test_a_whole_run_with_batches_keeps_every_deadline_that_the_run_without_keeps(
-    costs, due, seed, two_models, preferred, delay
-):
-    """All jobs are there at the start: what arrives later can find a longer dispatch running, as with any batching."""
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_whole_run_with_batches_keeps_every_deadline_that_the_run_without_keeps(seed):
+    """All jobs are there at the start: what arrives later can find a longer dispatch running, as with any batching.
+
+    Drawn evenly: of 500 such runs some ten break a deadline where a preferred size is taken unlooked at."""
     random = Random(seed)
+    costs = [random.randint(2, 10)]
+    for _ in range(random.randint(1, 7)):
+        costs.append(costs[-1] + random.randint(0, costs[0]))
+    preferred = tuple(random.randint(1, len(costs)) for _ in range(random.randrange(3)))
+    delay = random.choice((0, 0, 3, 30))
+    names = random.choice(("aa", "ab"))
     asked: list[list[tuple[int, int]]] = [[], []]
-    for deadline in sorted(due):
+    for deadline in sorted({random.randint(3, 120) for _ in range(random.randint(1, 24))}):
         asked[random.randrange(2)].append((START_NS, START_NS + deadline))
     asked = [[*pairs, *[(START_NS, 0)] * random.randrange(3)] for pairs in asked]
 
     def kept(*batching: Any) -> set[tuple[int, int]]:
-        queues = [Queue("a", *batching), Queue("b" if two_models else "a", *batching)]
-        responses = simulate([], [], queues=queues, queue_releases=asked)
+        responses = simulate([], [], queues=[Queue(name, *batching) for name in names], queue_releases=asked)
         return {(each.lane, each.sequence) for each in responses if not each.missed}
 
-    assert kept(costs[:1]) <= kept(costs, tuple(preferred), delay)
+    assert kept(tuple(costs[:1])) <= kept(tuple(costs), preferred, delay)
 
 
 # --- accounting ----------------------------------------------------------------------------------------------------
