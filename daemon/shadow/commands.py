@@ -191,6 +191,9 @@ class Shadow:
         process, supervisor = self._process, self._supervisor
         if process is None or process.pid is None or self._ended:
             return
+        if supervisor.reloader.doing and not self._on_a_gpu:
+            self._hide()  # whoever answers meanwhile may be on probation; and the change may be refused, or taken back
+            return
         if why := self._pointless():
             task = asyncio.get_running_loop().create_task(self.end(why))
             self._tasks.add(task)
@@ -207,6 +210,24 @@ class Shadow:
             else:
                 self._shown[name] = memory
                 process.send({"op": "lane", "loop": name, "layout": memory.layout}, (memory.memfd,))
+
+    def _hide(self) -> None:
+        """No lane is shown to it any more; look() shows them again."""
+        assert self._process is not None
+        for name in self._shown:
+            self._process.send({"op": "lane.gone", "loop": name})
+        self._shown = {}
+
+    @property
+    def _on_a_gpu(self) -> bool:
+        device = self._supervisor.devices.get(self._device)
+        return device is not None and device.member.plan.device.gpu is not None
+
+    async def step_aside(self, model: str, version: int) -> None:
+        """Before a change of its model, which may be refused. On a GPU it ends: another engine has to be loaded and
+        measured there. Elsewhere it rests until the change is made or is not."""
+        if self._on_a_gpu:
+            await self.end(f"version {version} is activated", of=model)
 
     def _pointless(self) -> str:
         """Why it can't go on, "" while it can."""

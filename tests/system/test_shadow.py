@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,19 +200,65 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Any:
     running.close()
 
 
-def test_a_version_that_verification_refuses_does_not_begin(running: Running, tmp_path: Path) -> None:
-    broken = models.mlp(tmp_path / "broken.onnx", SIZES, seed=9)
+def add_broken(running: Running, folder: Path) -> None:
+    """Version 5: it answers NaN."""
+    broken = models.mlp(folder / "broken.onnx", SIZES, seed=9)
     changed = onnx.load(str(broken))
     biases = changed.graph.initializer[-1]
     biases.CopyFrom(onnx.numpy_helper.from_array(np.full(SIZES[-1], np.nan, np.float32), biases.name))
     onnx.save(changed, str(broken))
     assert "version 5" in running.taktctl("model", "add", "policy", str(broken)).stdout
+
+
+def test_a_version_that_verification_refuses_does_not_begin(running: Running, tmp_path: Path) -> None:
+    add_broken(running, tmp_path)
     done = running.taktctl("model", "activate", "policy", "5", "--shadow")
     assert (done.returncode, done.stdout) == (1, "")
     assert "version 5 can't run as a shadow" in done.stderr
     assert "NaN or infinity in output 'actions'" in done.stderr
     assert shadow(running)["state"] == "ended"
     begin(running, 2)
+
+
+def test_it_outlives_a_change_that_is_refused(running: Running, tmp_path: Path) -> None:
+    add_broken(running, tmp_path)
+    with Walking(running) as walking:
+        pid = begin(running, 2)
+        compared(running)
+        done = running.taktctl("model", "activate", "policy", "5")
+        assert done.returncode == 1
+        assert "NaN or infinity" in done.stderr
+        before = shadow(running)
+        assert (before["state"], before["pid"]) == ("comparing", pid)
+        told = compared(running, before["samples"] + 20)
+        assert (told["differing"], told["failed"]) == (0, 0)
+        gone(running, walking)
+    walking.reconcile()
+
+
+def test_it_outlives_a_change_that_is_taken_back_and_compares_nothing_meanwhile(running: Running) -> None:
+    running.file.write_text(running.file.read_text().replace("probation: 0s", "probation: 60s"))
+    running.ask("reload")
+    with Walking(running) as walking:
+        pid = begin(running, 2)
+        compared(running)
+        activating = subprocess.Popen(
+            [sys.executable, "-m", "taktd.daemon.cli", "model", "activate", "policy", "3"],
+            env=running.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        served = walking.journal["ok", "primary"]
+        eventually(lambda: running.loop("walk")["switches"].get("handover") == 1, 60)
+        eventually(lambda: walking.journal["ok", "primary"] > served + 100, 30)
+        running.remember_family()
+        os.kill(running.executor("cpu0")["pid"], signal.SIGKILL)
+        _, refused = activating.communicate(timeout=60)
+        assert activating.returncode == 1
+        assert "taken back" in refused
+        back = shadow(running)
+        assert (back["state"], back["pid"]) == ("comparing", pid)
+        told = compared(running, back["samples"] + 20)
+        assert told["differing"] == 0, "version 3 would have differed in each job"
+    walking.reconcile()
 
 
 def test_a_shadow_ends_when_a_reload_takes_its_loop_away(running: Running) -> None:
