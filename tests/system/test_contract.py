@@ -191,6 +191,25 @@ def test_an_answer_comes_when_the_deadline_is_lost_not_when_the_running_job_ends
     replayed(running, tmp_path)
 
 
+def test_a_broken_promise_of_m_in_k_is_told_each_time_it_breaks(taktd: Start, head: str, tmp_path: Path) -> None:
+    """At least two of any three: jobs whose deadline is over when they come break it, those without one mend it."""
+    yaml = head + "loops: {walk: {model: id, period: 10s, mk: [2, 3]}}\nadmission: {on_refusal: uncertified}\n"
+    running = taktd(yaml)
+
+    def told(kept: int) -> int:
+        return running.log.count(f"warning: loop walk: {kept} of the last 3 jobs in time, promised 2; at ")
+
+    with running.connect() as node, node.attach("walk", wait="block") as lane:
+        for breaks in (1, 2):
+            for _ in range(3):  # told when the second is lost, and not again as long as it stays broken
+                assert lane.infer(LONG_US, deadline_ns=time.monotonic_ns() - MS).status == "expired"
+            eventually(lambda n=breaks: told(1) == n, 20, "the alarm")
+            for _ in range(3):
+                assert lane.infer(LONG_US).ok
+        assert (told(0), told(1)) == (0, 2)
+    replayed(running, tmp_path)
+
+
 # ---- the daemon's beat ----
 
 BEATS = """\
