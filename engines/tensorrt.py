@@ -162,6 +162,7 @@ class WarmTensorRtEngine:
         self.spec = spec
         self.notes: list[str] = []
         self.completion = "event"
+        self.captures = True  # False: what is bound from then on is enqueued anew for each run, to compare
         self.ranges = RegisteredRanges(device)
         self._device = device
         self._library = library
@@ -331,17 +332,19 @@ class WarmTensorRtEngine:
 
     def _capture(self, work: Work) -> tuple[Work, CudaGraph | None]:
         """(what runs it and waits, raising ``_cuda.Error``; its graph)."""
+
+        def plainly() -> None:
+            work()
+            self.stream.finish(self._timeout_ns)
+
+        if not self.captures:
+            return plainly, None
         try:
             graph = self.stream.capture(work, timeout_ns=self._timeout_ns)
         except (DeviceFault, EngineFailure) as fault:
             if fault.sticky or (isinstance(fault, DeviceFault) and fault.kind is not FaultKind.NOT_SUPPORTED):
                 raise
             self.note(f"not captured into a graph ({fault}): its work is enqueued anew for each run")
-
-            def plainly() -> None:
-                work()
-                self.stream.finish(self._timeout_ns)
-
             return plainly, None
         self.completion = graph.completion
         return graph.launch, graph

@@ -30,7 +30,7 @@ def selftest(selector: str, as_json: bool, runs: int) -> None:
 
     try:
         wanted = selector.removeprefix("gpu") if selector[3:].isdigit() else selector
-        info = select(probe(), wanted)
+        info = select(probe(wanted), wanted)  # others, where loops may be served, are left alone
     except DeviceFault as fault:
         none = fault.kind in (FaultKind.DRIVER_MISSING, FaultKind.NO_DEVICE)
         _nothing(f"skipped: no CUDA device ({fault})" if none else f"failed: {fault}", as_json, skipped=none)
@@ -61,7 +61,8 @@ def _show(found: dict[str, Any]) -> None:
     if found["simulated"]:
         console.print("[bold yellow]A simulated driver: no figure here is a GPU's.[/]")
     console.print(f"[bold]{device['name']}[/]  {device['uuid']}  PCI {device['pci']}  {device['runtime']}")
-    console.print(f"{machine['system']}, Python {machine['python']}, {found['date']}\n")
+    console.print(f"{machine['system']}, Python {machine['python']}, taktd {found['taktd']}, {found['date']}")
+    console.print(f"scheduling {machine['scheduling']}; the card: {_spelled(found['card']['after'])}\n")
     for step in found["steps"]:
         style = _STYLE[step["outcome"]]
         console.print(f"[{style}]{step['outcome']:8}[/] {step['name']}" + (f": {step['text']}" if step["text"] else ""))

@@ -6,9 +6,11 @@ says so, and its figures mean nothing.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import mmap
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from taktd.daemon.selftest.report import Report, Step, quantiles_us
+from taktd.daemon.selftest.report import Report, Step, card, described, quantiles_us
 from taktd.drivers.conformance import CHECKS, NotConforming
 from taktd.drivers.cuda import CudaDevice, CudaStream
 from taktd.drivers.cuda_probe import CudaInfo
@@ -41,10 +43,22 @@ SECOND: Final = 1_000_000_000
 BUILD_LIMIT_NS: Final = 600 * SECOND
 SACRIFICE_TIMEOUT_S: Final = 60.0
 MODEL: Final = Path(__file__).resolve().parents[1] / "demo" / "pendulum.onnx"
+TIMED_BY_DEVICE: Final = 20
 SIZES: Final = (256, 64 << 10, 16 << 20)  # an observation, a small picture, what saturates the link
 RELATIVE_MAX, ABSOLUTE_MAX = 1e-3, 1e-4  # FP32 with other summation orders
 BLOCK: Final = 500  # runs at a stretch, then a pause: below the kernel's real-time throttle
 Say = Callable[[str], None]
+
+
+def _shared_pages(size: int) -> mmap.mmap:
+    """Room for ``size`` bytes in a memfd, as a lane's."""
+    size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("taktd-selftest", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 class _Slot:
@@ -52,12 +66,13 @@ class _Slot:
 
     def __init__(self, dims: tuple[int, ...], dtype: str) -> None:
         size = max(1, int(np.prod(dims)) * np.dtype(dtype).itemsize)
-        self._pages = mmap.mmap(-1, size)
+        self._pages = _shared_pages(size)
         self.array = np.frombuffer(self._pages, dtype, int(np.prod(dims))).reshape(dims)
         self.tensor = Tensor(self.array.ctypes.data, dims)
 
 
-def _timed(run: Callable[[], object], runs: int) -> dict[str, float]:
+def _timed(run: Callable[[], object], runs: int, after: Callable[[], object] = lambda: None) -> dict[str, float]:
+    """How long ``run`` takes; ``after`` it something whose time does not count."""
     clock = time.monotonic_ns
     times: list[int] = []
     gc.collect()
@@ -68,6 +83,7 @@ def _timed(run: Callable[[], object], runs: int) -> dict[str, float]:
                 start = clock()
                 run()
                 times.append(clock() - start)
+                after()
             time.sleep(0.0005)
     finally:
         gc.enable()
@@ -78,16 +94,8 @@ def examine(info: CudaInfo, *, runs: int = RUNS, say: Say = lambda _: None) -> R
     """All steps on one device that the probe found working. ``runs``: of the jitter step; others take a tenth."""
     report = Report()
     device = CudaDevice(info.index)
-    report.device = {
-        "name": info.name,
-        "uuid": info.uuid,
-        "pci": info.pci,
-        "compute": list(info.compute),
-        "memory_bytes": info.memory_bytes,
-        "integrated": info.integrated,
-        "runtime": device.identity.runtime,
-        "simulated": info.name.startswith("Simulated GPU"),
-    }
+    report.device = described(info, device)
+    report.card_before = card(info.uuid)
 
     def step(name: str, work: Callable[[Step], Any]) -> Any:
         say(name)
@@ -101,18 +109,24 @@ def examine(info: CudaInfo, *, runs: int = RUNS, say: Say = lambda _: None) -> R
 
     few = max(1, runs // 10)
     step("driver conformance", lambda s: _conformance(s, device))
-    step("launch of an empty graph", lambda s: _launch(s, device, few))
+    step("launch overhead", lambda s: _launch(s, device, few))
     step("copies", lambda s: _copies(s, device))
     with tempfile.TemporaryDirectory(prefix="taktd-selftest-") as folder:
         engine = step("build and load the bundled model", lambda s: _engine(s, device, Path(folder)))
+        needs_engine: tuple[tuple[str, Callable[[Step], Any]], ...] = (
+            ("answers against ONNX Runtime on the CPU", lambda s: _answers(s, engine)),
+            ("graph against plain enqueue", lambda s: _plain(s, engine, few)),
+            ("completion by flag against event", lambda s: _completion(s, engine, device, few)),
+            (f"jitter over {runs} runs", lambda s: _jitter(s, engine, runs)),
+        )
+        for name, work in needs_engine:
+            step(name, work if engine is not None else lambda s: s.skip("no engine: see the step that builds it"))
         if engine is not None:
-            step("answers against ONNX Runtime on the CPU", lambda s: _answers(s, engine))
-            step("graph against plain enqueue", lambda s: _plain(s, engine, few))
-            step("completion by flag against event", lambda s: _completion(s, engine, device, few))
-            step(f"jitter over {runs} runs", lambda s: _jitter(s, engine, runs))
             engine.close()
-    device.close()
-    step("a broken context in a process of its own", lambda s: _sacrifice(s, info.index))
+    step("a broken context in a process of its own", lambda s: _sacrifice(s, device, info.index))
+    report.card_after = card(info.uuid)
+    with contextlib.suppress(DeviceFault):  # a context that broke is told by the step that met it
+        device.close()
     return report
 
 
@@ -121,38 +135,53 @@ def _conformance(step: Step, device: CudaDevice) -> None:
     for check in CHECKS:
         try:
             check(device)
-        except NotConforming as error:
+        except (NotConforming, DeviceFault) as error:
             broken.append(f"{check.__name__}: {error}")
+            if isinstance(error, DeviceFault) and error.sticky:
+                break  # nothing else would be found out
     step.figures = {"checks": len(CHECKS), "broken": len(broken)}
     if broken:
         step.fail("; ".join(broken))
 
 
 def _launch(step: Step, device: CudaDevice, runs: int) -> None:
+    """Of a graph that fills 256 bytes: the whole, what of it is the call, and what the device itself took."""
     block, stream = device.allocate(256), device.stream(1)
     graph = stream.capture(lambda: stream.fill(block.address, 0, 256), timeout_ns=SECOND)
-    step.figures = {"completion": graph.completion, **_timed(graph.launch, runs)}
+    on_device = [stream.timed(lambda: stream.launch(graph), SECOND) for _ in range(TIMED_BY_DEVICE)]
+    step.figures = {
+        "completion": graph.completion,
+        "launch to end": _timed(graph.launch, runs),
+        "the call alone": _timed(lambda: stream.launch(graph), runs, lambda: stream.finish(SECOND)),
+        "on the device": quantiles_us(on_device),
+    }
     for thing in (graph, stream, block):
         thing.close()
 
 
 def _copies(step: Step, device: CudaDevice) -> None:
+    """Pinned memory of our own, and shared memory that is registered, as a lane's."""
     for size in SIZES:
-        host, block, stream = device.allocate_host(size), device.allocate(size), device.stream()
-        there = _copy_ns(stream, block.address, host.host_address, size)
-        back = _copy_ns(stream, host.host_address, block.address, size)
-        step.figures[f"{size} bytes"] = {
-            "to_device_us": there / 1000,
-            "to_host_us": back / 1000,
-            "to_device_gb_s": size / max(1, there),
-            "to_host_gb_s": size / max(1, back),
-        }
-        for thing in (host, block, stream):
+        pages = _shared_pages(size)
+        address = np.frombuffer(pages, np.uint8).ctypes.data
+        whole = len(pages)
+        block, stream = device.allocate(size), device.stream()
+        for kind, host in (("pinned", device.allocate_host(size)), ("registered", device.register(address, whole))):
+            there = _copy_ns(stream, block.address, host.host_address, size)
+            back = _copy_ns(stream, host.host_address, block.address, size)
+            step.figures[f"{size} bytes, {kind}"] = {
+                "to_device_us": there / 1000,
+                "to_host_us": back / 1000,
+                "to_device_gb_s": size / max(1, there),
+                "to_host_gb_s": size / max(1, back),
+            }
+            host.close()
+        for thing in (block, stream):
             thing.close()
 
 
 def _copy_ns(stream: CudaStream, target: int, source: int, size: int) -> int:
-    times = [stream.timed(lambda: stream.copy(target, source, size), SECOND) for _ in range(20)]
+    times = [stream.timed(lambda: stream.copy(target, source, size), SECOND) for _ in range(TIMED_BY_DEVICE)]
     return sorted(times)[len(times) // 2]
 
 
@@ -202,18 +231,15 @@ def _answers(step: Step, engine: WarmTensorRtEngine) -> None:
 
 
 def _plain(step: Step, engine: WarmTensorRtEngine, runs: int) -> None:
-    *_, run = _bound(engine)
-    step.figures["graph"] = _timed(run, runs)
-    release(run)
-    inputs = [_Slot(t.dims, t.dtype.numpy) for t in engine.spec.inputs]
-    outputs = [_Slot(t.dims, t.dtype.numpy) for t in engine.spec.outputs]
-    given = [s.tensor for s in inputs], [s.tensor for s in outputs]
-    step.figures["enqueue"] = _timed(lambda: _shaped(engine, given), runs)
+    """The same work over a slot, captured once or enqueued anew for each run."""
+    for name, captures in (("graph", True), ("enqueue", False)):
+        engine.captures = captures
+        *_, run = _bound(engine)
+        if not captures or engine.notes == []:  # else there is no graph, and the notes say why
+            step.figures[name] = _timed(run, runs)
+        release(run)
+    engine.captures = True
     step.text = "; ".join(engine.notes)
-
-
-def _shaped(engine: WarmTensorRtEngine, given: tuple[list[Tensor], list[Tensor]]) -> None:
-    engine.run_shaped(*given)
 
 
 def _completion(step: Step, engine: WarmTensorRtEngine, device: CudaDevice, runs: int) -> None:
@@ -235,8 +261,9 @@ def _jitter(step: Step, engine: WarmTensorRtEngine, runs: int) -> None:
     release(run)
 
 
-def _sacrifice(step: Step, index: int) -> None:
-    """A child breaks its context; a second one shows that the device still serves others."""
+def _sacrifice(step: Step, device: CudaDevice, index: int) -> None:
+    """A child breaks its context; we, in ours on the same card, go on, and a second child finds that it serves."""
+    block, stream = device.allocate(256), device.stream()
     for mode in ("trap", "serve"):
         command = [sys.executable, "-m", "taktd.daemon.selftest.sacrifice", str(index), mode]
         start = time.monotonic_ns()
@@ -250,3 +277,9 @@ def _sacrifice(step: Step, index: int) -> None:
             step.fail(f"the process ({mode}) ended with {done.returncode}: {words[-1] if words else 'no word'}")
             return
         step.figures[mode] = {**json.loads(done.stdout), "process_ms": (time.monotonic_ns() - start) / 1e6}
+        start = time.monotonic_ns()
+        stream.fill(block.address, 0, 256)
+        stream.finish(SECOND)
+        step.figures[f"beside it, after {mode}"] = {"run_us": (time.monotonic_ns() - start) / 1000}
+    for thing in (stream, block):
+        thing.close()

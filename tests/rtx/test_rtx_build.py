@@ -7,6 +7,7 @@ built here runs: that takes an RTX card.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +25,11 @@ from taktd.engines.tensorrt_build import BuildRequest, build_plan
 from taktd.engines.tensorrt_library import Library, find_library
 from tests import models
 from tests.conformance.test_engines import spec_of
+from tests.fakes.tensorrt.dump_names import dump
 
 ROOT = Path(__file__).resolve().parents[2]
 ROBOTS = Path(os.environ.get("TAKTD_ROBOTS") or ROOT.parent / "shared" / "robots")
+NAMES = ROOT / "tests" / "fakes" / "tensorrt" / "names"
 SECOND = 1_000_000_000
 
 pytestmark = [
@@ -146,6 +149,28 @@ def test_a_truncated_model_is_refused(library: Library, tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(ModelRefused):
             build(library, request)
+
+
+def test_a_constant_beyond_its_range_is_refused_in_the_parsers_own_words(library: Library, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["c"], ["f"], to=TensorProto.FLOAT), helper.make_node("Add", ["x", "f"], ["y"])]
+    tensors = [models.value("x", TensorProto.FLOAT, (4,))], [models.value("y", TensorProto.FLOAT, (4,))]
+    path = models.save(tmp_path / "m.onnx", nodes, *tensors, {"c": np.array([1e300])})
+    with pytest.raises(ModelRefused, match=r"would change: found .*1e\+300 is out of range. Clamping to"):
+        build(library, request_for(path))
+
+
+def test_a_64_bit_constant_is_kept(library: Library, tmp_path: Path) -> None:
+    """Without a warning: this library's INT64 is 64 bits wide."""
+    node = helper.make_node("Add", ["x", "c"], ["y"])
+    tensors = [models.value("x", models.INT64, (4,))], [models.value("y", models.INT64, (4,))]
+    path = models.save(tmp_path / "m.onnx", [node], *tensors, {"c": np.array([2**40])})
+    assert build(library, request_for(path))[0]
+    assert not [line for line in library.log.lines if "lamp" in line]
+
+
+def test_the_stand_in_is_held_to_the_names_of_this_library(library: Library) -> None:
+    """Whose engines can't be loaded here: tests/conformance runs our code on a stand-in that has these names alone."""
+    assert json.loads((NAMES / f"{library.version}.json").read_text()) == json.loads(json.dumps(dump()))
 
 
 def test_other_types_than_declared_are_refused(library: Library, tmp_path: Path) -> None:

@@ -52,8 +52,49 @@ def test_on_the_simulated_gpu_every_step_passes_and_it_says_simulated(gpu: dict[
     assert found["a broken context in a process of its own"]["figures"]["trap"]["code"] == 719  # type: ignore[index]
     assert set(found["completion by flag against event"]["figures"]) == {"flag", "event"}  # type: ignore[arg-type]
     assert found["jitter over 200 runs"]["figures"]["runs"] == 200  # type: ignore[index]
+    launch = found["launch overhead"]["figures"]
+    assert set(launch) == {"completion", "launch to end", "the call alone", "on the device"}  # type: ignore[call-overload]
+    copies = found["copies"]["figures"]
+    assert len([name for name in copies if name.endswith("registered")]) == 3  # type: ignore[attr-defined]
+    assert set(found["graph against plain enqueue"]["figures"]) == {"graph", "enqueue"}  # type: ignore[call-overload]
+    broken = found["a broken context in a process of its own"]["figures"]
+    assert {"trap", "beside it, after trap", "serve", "beside it, after serve"} == set(broken)  # type: ignore[call-overload]
     text = selftest(gpu, "--runs", "10").stdout
     assert text.startswith("A simulated driver: no figure here is a GPU's.")
+
+
+def test_the_report_says_on_what_it_was_measured(gpu: dict[str, str], tmp_path: Path) -> None:
+    told = tmp_path / "nvml.json"
+    told.write_text(json.dumps({"throttle_reasons": 0x40}))
+    site = Path(__file__).parents[1] / "fakes" / "nvml_site"
+    more = {"PYTHONPATH": f"{gpu['PYTHONPATH']}:{site}", "FAKE_NVML": str(told)}
+    report = json.loads(selftest({**gpu, **more}, "--json", "--runs", "10").stdout)
+    assert report["card"]["after"]["throttled_by"] == ["hardware thermal slowdown"]
+    assert report["card"]["before"]["clock_mhz"] == 1560
+    assert report["device"]["stream_priorities"] == [0, -5]
+    assert (report["device"]["ecc"], report["device"]["integrated"]) == (True, False)
+    assert report["machine"]["scheduling"] in ("other", "fifo", "rr")
+    assert report["taktd"]
+
+
+def test_cards_that_were_not_asked_for_are_left_alone(gpu: dict[str, str], tmp_path: Path) -> None:
+    """Loops may be served there."""
+    done = selftest({**gpu, "FAKE_CUDA_DEVICES": "2"}, "--device", "1", "--json", "--runs", "10")
+    assert json.loads(done.stdout)["device"]["pci"] == "0000:02:00.0"
+    for page in tmp_path.glob("observed.*"):
+        seen = Simulated(tmp_path).observed(int(page.suffix[1:]))
+        assert seen.first_device_used == 0, "a context was made on the first card"
+
+
+def test_a_check_that_a_device_does_not_pass_is_named_and_the_others_go_on(gpu: dict[str, str], tmp_path: Path) -> None:
+    selftest(gpu, "--json", "--runs", "10")  # makes the control page
+    Simulated(tmp_path).inject("cuMemHostRegister", 801)
+    done = selftest(gpu, "--json", "--runs", "10")
+    step = steps(done)["driver conformance"]
+    assert step["outcome"] == "failed"
+    assert step["figures"]["broken"] == 3  # type: ignore[index]
+    assert "shared_file_memory_can_be_registered: cuMemHostRegister" in str(step["text"])
+    assert done.returncode == 1
 
 
 def test_without_tensorrt_the_engine_steps_are_skipped_with_the_reason(gpu: dict[str, str]) -> None:
@@ -62,11 +103,19 @@ def test_without_tensorrt_the_engine_steps_are_skipped_with_the_reason(gpu: dict
     step = steps(done)["build and load the bundled model"]
     assert step["outcome"] == "skipped"
     assert "apt install python3-libnvinfer" in str(step["text"])
+    outcomes = [s["outcome"] for s in json.loads(done.stdout)["steps"]]
+    assert outcomes == ["passed"] * 3 + ["skipped"] * 5 + ["passed"], "what was not tried is there, and says so"
 
 
 def test_a_device_without_flags_says_so(gpu: dict[str, str]) -> None:
     found = steps(selftest({**gpu, "FAKE_CUDA_MEM_OPS": "0"}, "--json", "--runs", "10"))
     assert "completion is by event" in str(found["completion by flag against event"]["text"])
+
+
+def test_where_nothing_can_be_captured_no_figure_is_called_a_graphs(gpu: dict[str, str]) -> None:
+    step = steps(selftest({**gpu, "FAKE_CUDA_CAPTURE": "0"}, "--json", "--runs", "10"))["graph against plain enqueue"]
+    assert set(step["figures"]) == {"enqueue"}  # type: ignore[call-overload]
+    assert "not captured" in str(step["text"])
 
 
 def test_a_device_that_fails_its_probe_fails_the_test(gpu: dict[str, str], tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ static void begin_context(struct fake_context *context, int device)
     context->alive = true;
     context->default_stream.context = context;
     live(LIVE_CONTEXT, 1);
+    fake_observed->first_device_used += device == 0;
 }
 
 void destroy_context(struct fake_context *context)

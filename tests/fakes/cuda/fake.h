@@ -124,6 +124,7 @@ struct fake_observed {
     uint64_t traced; /* calls since the start; the trace holds the last TRACE_MAX */
     int64_t live[LIVE_KINDS];
     int64_t priority; /* of the stream that was made last with one */
+    int64_t first_device_used; /* contexts that were made on the first device */
     int64_t leaked; /* objects that died with their context instead of being freed */
     uint64_t count[CALLS_MAX];
     uint16_t trace[TRACE_MAX];

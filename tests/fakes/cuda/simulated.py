@@ -48,6 +48,7 @@ class Observed(ctypes.Structure):
         ("traced", ctypes.c_uint64),
         ("live", ctypes.c_int64 * len(LIVE)),
         ("priority", ctypes.c_int64),
+        ("first_device_used", ctypes.c_int64),
         ("leaked", ctypes.c_int64),
         ("count", ctypes.c_uint64 * CALLS_MAX),
         ("trace", ctypes.c_uint16 * TRACE_MAX),
