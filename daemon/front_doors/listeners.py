@@ -52,8 +52,8 @@ class Doors:
         return doors
 
     def _open_zmq(self) -> list[Message]:
-        runtime, bytes_max = Path(self._configured["runtime"]), self._limits.message_bytes
-        self._zmq = ZmqDoors(self._backend, self._configured["zmq"], runtime, bytes_max, refuse_if_taken)
+        runtime = Path(self._configured["runtime"])
+        self._zmq = ZmqDoors(self._backend, self._configured["zmq"], runtime, self._limits, refuse_if_taken)
         try:
             return self._zmq.open()
         except (OSError, ValueError, zmq.ZMQError) as error:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 from zmq import auth
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from taktd.daemon.front_doors.lane_backend import LaneBackend
+from taktd.daemon.logbook import log
 from taktd.ipc import _core
 from taktd.ipc.inference import Principal, Rights
 from taktd.ipc.zmq.server import EventPublisher, RequestServer, bind, uid_of
@@ -28,9 +29,13 @@ REQUESTS_SOCKET: Final = "zmq.sock"
 EVENTS_SOCKET: Final = "events.sock"
 GROUPS_KEPT_S: Final = 60.0  # a user put into a group is let in after so long at the latest
 USERS_KEPT_MAX: Final = 1024
+WARN_EVERY_S: Final = 60.0
 MAX_SOCKETS: Final = 4096
 
 Message = dict[str, Any]
+
+if TYPE_CHECKING:
+    from taktd.daemon.config.configuration import Limits
 
 
 class Peers:
@@ -70,11 +75,13 @@ class ZmqDoors:
     """Everything of ZeroMQ that the configuration asks for."""
 
     def __init__(
-        self, backend: LaneBackend, configured: Message, runtime: Path, message_bytes_max: int,
+        self, backend: LaneBackend, configured: Message, runtime: Path, limits: Limits,
         refuse_if_taken: Callable[[Path], None],
     ) -> None:  # fmt: skip
         self._backend, self._configured, self._runtime = backend, configured, runtime
-        self._message_bytes_max, self._refuse_if_taken = message_bytes_max, refuse_if_taken
+        self._limits, self._refuse_if_taken = limits, refuse_if_taken
+        self._silent_max = (limits.connections_per_uid, limits.connections)
+        self._warned_s = -WARN_EVERY_S
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._peers = Peers(backend)
@@ -99,14 +106,25 @@ class ZmqDoors:
         return doors
 
     def _router(self) -> RequestServer:
-        server = RequestServer(self._context, self._backend, self._peers.principal, _core.now, self._message_bytes_max)
+        server = RequestServer(
+            self._context, self._backend, self._peers.principal, _core.now, self._limits.message_bytes,
+            self._silent_max, self._warn,
+        )  # fmt: skip
         self._requests.append(server)
         return server
 
     def _publisher(self) -> EventPublisher:
-        publisher = EventPublisher(self._context, self._configured["events_high_water"])
+        publisher = EventPublisher(
+            self._context, self._configured["events_high_water"], self._silent_max, self._warn
+        )  # fmt: skip
         self._events.append(publisher)
         return publisher
+
+    def _warn(self, complaint: str) -> None:
+        """One of those that come together is enough."""
+        if time.monotonic() - self._warned_s >= WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            log("warning", f"gateway: ZeroMQ: {complaint}")
 
     def _bind(self, socket: zmq.Socket[Any], path: Path) -> None:
         lock = os.open(
@@ -143,8 +161,10 @@ class ZmqDoors:
 
     def counters(self) -> Message:
         requests = self._requests
+        cut = sum(s.connections_cut for s in requests) + sum(e.connections_cut for e in self._events)
         return {
             "zmq_connections": sum(s.connections for s in requests), "zmq_requests": sum(s.requests for s in requests),
+            "zmq_connections_cut": cut,
             "zmq_replies_dropped": sum(s.replies_dropped for s in requests),
             "zmq_clients_gone": sum(s.clients_gone for s in requests),
             "events_sent": sum(e.sent for e in self._events), "events_dropped": sum(e.dropped for e in self._events),

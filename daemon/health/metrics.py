@@ -228,6 +228,7 @@ class Collector:
         for name, text in (
             ("zmq_replies_dropped", "Replies that a ZeroMQ client had no room for."),
             ("zmq_clients_gone", "Requests whose ZeroMQ client had gone."),
+            ("zmq_connections_cut", "ZeroMQ connections that asked for nothing and were one too many."),
             ("events_sent", "Events published."),
             ("completions_left_out", "Completions of loops that could not be copied in time."),
             ("events_dropped", "Events that some subscriber had no room for."),

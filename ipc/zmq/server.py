@@ -14,6 +14,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from taktd.ipc.inference import Answer, Backend, Handle, Outcome, Principal, Raw, Refusal, Request, Rights
 from taktd.ipc.zmq import protocol
+from taktd.ipc.zmq.connections import SilentConnections
 
 MESSAGES_PER_TURN: Final = 32
 HIGH_WATER: Final = 256  # messages of one client, each way
@@ -34,6 +36,7 @@ ROUTING_ID_BYTES: Final = 5  # of one that libzmq made up: 0 and a number
 ORIGINS_MAX: Final = 4096
 
 Frames = Sequence[Raw]
+SilentMax = tuple[int, int]  # of one peer, of all together
 
 
 class Origin(NamedTuple):
@@ -51,8 +54,9 @@ class RequestServer:
 
     def __init__(
         self, context: zmq.Context[Any], backend: Backend, principal_of: Callable[[str, str], Principal],
-        clock: Callable[[], int], message_bytes_max: int,
+        clock: Callable[[], int], message_bytes_max: int, silent: SilentMax, warn: Callable[[str], None],
     ) -> None:  # fmt: skip
+        """silent: how many connections may be there that ask for nothing; warn: hears of those that are cut."""
         self._backend, self._principal_of, self._clock = backend, principal_of, clock
         self._message_bytes_max = message_bytes_max
         self.socket = context.socket(zmq.ROUTER)
@@ -64,6 +68,7 @@ class RequestServer:
         self._origins: dict[bytes, Origin] = {}  # by routing id, where libzmq made it up: it makes each up once
         self._open: dict[int, int] = {}  # descriptor → number of its connection
         self._numbers = count(1)
+        self._silent, self._warn = SilentConnections(*silent, partial(_endpoint, self.socket)), warn
         self._charged: dict[int, Principal] = {}  # by connection, from its first request for inference on
         self._jobs: dict[int, set[Handle]] = {}  # by connection
         self._telling = True
@@ -72,6 +77,7 @@ class RequestServer:
         self.requests = self.replies_dropped = self.clients_gone = 0
         for sock in (self.socket, self._monitor):
             self._loop.add_reader(sock.get(zmq.FD), self._readable)
+        self._read_monitor()  # libzmq wakes only whoever has looked and found nothing
 
     # ---- receiving ----
 
@@ -98,13 +104,20 @@ class RequestServer:
     def connections(self) -> int:
         return len(self._open)
 
+    @property
+    def connections_cut(self) -> int:
+        return self._silent.cut
+
     def _read_monitor(self) -> None:
         while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._open[event["value"]] = next(self._numbers)
+                if complaint := self._silent.accepted(event["value"]):
+                    self._warn(complaint)
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 number = self._open.pop(event["value"], 0)
+                self._silent.gone(event["value"])
                 self._hung_up(self._jobs.pop(number, set()))
                 if (principal := self._charged.pop(number, None)) is not None:
                     self._backend.leave(principal)
@@ -169,6 +182,7 @@ class RequestServer:
         if origin.connection not in self._charged:
             self._backend.enter(principal)
             self._charged[origin.connection] = principal
+            self._silent.gone(origin.descriptor)
         size = sum([tensor.nbytes for tensor in request.inputs])
         if size > self._message_bytes_max:
             text = (
@@ -228,6 +242,12 @@ class RequestServer:
         self.socket.close(0)
 
 
+def _endpoint(socket: zmq.Socket[Any]) -> str:
+    """Where it is bound."""
+    found: Any = socket.get(zmq.LAST_ENDPOINT)
+    return bytes(found).decode().rstrip("\0")
+
+
 def _origin(frame: zmq.Frame) -> tuple[int, str, str]:
     """(descriptor, address, user) of the connection that a message came from."""
     descriptor, address, user = -1, "", ""
@@ -252,17 +272,35 @@ class EventPublisher:
     """The PUB. A frame with the topic, a header with a number that counts up, then tensors.
 
     XPUB, so that a message which some subscriber has no room for is noticed and counted before it is dropped for that
-    one. Publishing never waits.
+    one. Publishing never waits. Subscribers are no more than `silent` allows: there is nothing that they would ask.
     """
 
-    def __init__(self, context: zmq.Context[Any], high_water: int) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], high_water: int, silent: SilentMax, warn: Callable[[str], None]
+    ) -> None:
         self.socket = context.socket(zmq.XPUB)
         _harden(self.socket, protocol.HEADER_BYTES_MAX)
         self.socket.set(zmq.SNDHWM, high_water)
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self.sent = self.dropped = 0
+        self._silent, self._warn = SilentConnections(*silent, partial(_endpoint, self.socket)), warn
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._loop.add_reader(self.socket.get(zmq.FD), self._subscriptions)
+        self._loop.add_reader(self._monitor.get(zmq.FD), self._read_monitor)
+        self._read_monitor()  # libzmq wakes only whoever has looked and found nothing
+
+    @property
+    def connections_cut(self) -> int:
+        return self._silent.cut
+
+    def _read_monitor(self) -> None:
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._silent.gone(event["value"])
+            elif event["event"] == zmq.EVENT_ACCEPTED and (complaint := self._silent.accepted(event["value"])):
+                self._warn(complaint)
 
     def _subscriptions(self) -> None:
         """Nobody needs them, but they must not pile up."""
@@ -285,7 +323,10 @@ class EventPublisher:
         self._subscriptions()
 
     def close(self) -> None:
-        self._loop.remove_reader(self.socket.get(zmq.FD))
+        for sock in (self.socket, self._monitor):
+            self._loop.remove_reader(sock.get(zmq.FD))
+        self.socket.disable_monitor()
+        self._monitor.close(0)
         self.socket.close(0)
 
 
