@@ -32,7 +32,7 @@ help:
 	@echo "make test-perf-analyzer  Triton's load generator (7 MB, downloaded once) against gRPC; needs glibc 2.38 or deb-test's box"
 	@echo "make lint       ruff, mypy, layering, links, documents (part of make test)"
 	@echo "make sanitize   the C core under the address and undefined-behaviour sanitizers"
-	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS; parsers, FUZZ_INPUTS inputs each"
+	@echo "make fuzz       the C core against a hostile client, for FUZZ_SECONDS; parsers, FUZZ_INPUTS inputs each; TAKTD_SEED"
 	@echo "make bench      bench/results.json and the table in docs/performance.md; best as root"
 	@echo "make deb        the Debian packages, offline once their wheels are there (make wheelhouse fetches them)"
 	@echo "make deb-test   their whole life in throwaway machines, as root"
@@ -87,7 +87,7 @@ sanitize:
 
 fuzz: $(VENV)/.core $(VENV)/.tests
 	@$(MAKE) --no-print-directory -C ipc/core fuzz
-	@FUZZ_INPUTS=$(or $(FUZZ_INPUTS),3000000) FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} \
+	@FUZZ_INPUTS=$(or $(FUZZ_INPUTS),3000000) TAKTD_SEED=$${TAKTD_SEED:-$$(date +%s)} \
 	  $(PY) -m pytest -q --timeout 0 tests/property/test_parser_fuzz.py $(ARGS)
 
 deb:

@@ -17,10 +17,10 @@ import pytest
 
 from taktd.ipc import Busy, TaktError
 from tests import models
+from tests.chance import seed
 from tests.conftest import Start
 from tests.running import Running, eventually
 
-SEED = int(os.environ.get("TAKTD_TEST_SEED", "20261130"))
 KILLS = 100
 YAML = """\
 devices:
@@ -100,7 +100,7 @@ def model_statistics(running: Running, name: str) -> dict[str, Any]:
 
 
 def test_a_client_killed_at_any_moment_frees_its_loop_once(running: Running) -> None:
-    chance = random.Random(SEED)
+    chance = random.Random(seed())
     executor = running.executor()["pid"]
     before = running.descriptors()
 
@@ -124,9 +124,9 @@ def test_a_client_killed_at_any_moment_frees_its_loop_once(running: Running) -> 
                 with running.connect() as node, node.attach("walk") as lane:
                     lane.inputs["x"][:] = number
                     reply = lane.infer(timeout_us=10_000_000)
-                    assert reply.status in ("ok", "expired"), f"seed {SEED}, kill {number}"
+                    assert reply.status in ("ok", "expired"), f"kill {number}"
                     assert not reply.ok or lane.outputs["y"][0] == number
-    eventually(lambda: settled(running.loop("walk")["statistics"]), what=f"accounts balance, seed {SEED}")
+    eventually(lambda: settled(running.loop("walk")["statistics"]), what="accounts balance")
     assert settled(running.loop("witness")["statistics"])
     eventually(lambda: running.descriptors() == before, what="descriptors are back where they were")
     assert running.executor()["pid"] == executor
@@ -139,7 +139,7 @@ def lane_mappings(pid: int) -> int:
 def test_memory_is_released_only_after_the_executor_has_written(running: Running) -> None:
     executor = running.executor("cpu1")["pid"]
     before = lane_mappings(executor)
-    chance = random.Random(SEED)
+    chance = random.Random(seed())
 
     def client(say: Callable[[str], None]) -> None:
         lane = running.connect().attach("slow")

@@ -13,11 +13,11 @@ import pytest
 
 from taktd.ipc import LimitReached, Node, NotConnected, TaktError
 from tests import models
+from tests.chance import seed
 from tests.conftest import Start
 from tests.fakes.raw_connection import ATTACH, ERROR, HEADER, HELLO, MAGIC, RawConnection
 from tests.running import Running, eventually
 
-SEED = 20261130
 YAML = """\
 devices:
   cpu0: {{driver: cpu}}
@@ -83,7 +83,7 @@ def test_a_thousand_connections_that_attach_and_vanish(taktd: Start, yaml: str) 
     running = taktd(yaml)
     assert works(running)
     before = running.descriptors()
-    chance = random.Random(SEED)
+    chance = random.Random(seed())
     for _ in range(1000):
         raw = RawConnection(running.lanes_socket)
         steps = chance.randrange(4)

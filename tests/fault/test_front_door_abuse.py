@@ -24,6 +24,7 @@ import zmq
 from taktd.ipc.grpc import inference_pb2 as pb
 from taktd.ipc.grpc import inference_pb2_grpc
 from tests import models
+from tests.chance import seed
 from tests.running import Running, eventually, serving
 
 YAML = """\
@@ -117,7 +118,7 @@ def test_a_huge_message_costs_no_memory(served: Running) -> None:
 def test_garbage_and_a_byte_at_a_time(served: Running) -> None:
     slow = socket.socket(socket.AF_UNIX)
     slow.connect(f"{served.runtime}/grpc.sock")
-    chance = np.random.default_rng(1)
+    chance = np.random.default_rng(seed())
     for number in range(50):
         with socket.socket(socket.AF_UNIX) as raw:
             raw.connect(f"{served.runtime}/grpc.sock")

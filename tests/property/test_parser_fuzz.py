@@ -1,6 +1,6 @@
 """Every parser that strangers reach, fed with damaged messages: it answers or refuses, and nothing else ever happens.
 
-`FUZZ_INPUTS` inputs for each target (100 000 unless set; `make fuzz` sets more), from `FUZZ_SEED`. Each target has a
+`FUZZ_INPUTS` inputs for each target (100 000 unless set; `make fuzz` sets more), from `TAKTD_SEED`. Each target has a
 canary: the same inputs against the same parser with one planted defect, which has to be found.
 """
 
@@ -28,9 +28,10 @@ from taktd.ipc.grpc import messages
 from taktd.ipc.grpc.repository import version_asked
 from taktd.ipc.inference import Model, Refusal, TensorSpec, fit, wanted_outputs
 from taktd.ipc.zmq import protocol
+from tests.chance import seed
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "100000"))
-SEED = int(os.environ.get("FUZZ_SEED", "1"))
+SEED = seed(1)
 MODEL = Model(
     "policy", "1", "onnx",
     (TensorSpec("obs", "FP32", (4, 8), (True, False)), TensorSpec("mask", "BOOL", (4,), (False,))),
@@ -93,6 +94,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 def run(target: Callable[[Any], object], make: Callable[[random.Random], Any], inputs: int) -> int:
     """How many were accepted. Whatever but an answer or a refusal comes out of the target, fails with the input."""
+    print(f"TAKTD_SEED={SEED}")
     chance, accepted = random.Random(SEED), 0
     for number in range(inputs):
         given = make(chance)
@@ -104,7 +106,7 @@ def run(target: Callable[[Any], object], make: Callable[[random.Random], Any], i
         except Planted:
             raise
         except BaseException as error:
-            raise AssertionError(f"input {number} of seed {SEED}: {error!r} from {given!r}") from error
+            raise AssertionError(f"input {number} of TAKTD_SEED={SEED}: {error!r} from {given!r}") from error
     return accepted
 
 
@@ -409,8 +411,8 @@ def test_lane_messages() -> None:
         request = lane_protocol.unpack(data)
         assert 0 <= request.request_id < 2**32
 
-    for seed in LANE_SEEDS:
-        parse(seed)
+    for message in LANE_SEEDS:
+        parse(message)
     run(parse, lane_input, INPUTS)
 
 

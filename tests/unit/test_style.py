@@ -287,3 +287,12 @@ def test_a_forbidden_import_would_be_found(tmp_path: Path) -> None:
 
     found = {module for _, module in imports(Placed(sample))}
     assert found == {"taktd.daemon.scheduler", "taktd.ipc", "taktd.drivers"}
+
+
+def test_every_target_that_make_help_names_is_there_down_to_what_it_calls() -> None:
+    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.findall(r"^make ([a-z-]+)", told, re.MULTILINE)
+    assert {"demo", "test", "fuzz"} <= set(targets)
+    for target in targets:
+        dry = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert dry.returncode == 0, f"make {target}: {dry.stderr}"

@@ -3,6 +3,8 @@
  * test_server.c: the daemon's side under memory that a hostile thread rewrites all the time, and under a client that
  * must be woken each time. Runs as it is and under the sanitizers. `test_server canary` must fail: it judges a lane
  * whose private slot bitmap has been tampered with, so that we know that the check below can see something.
+ *
+ * TAKTD_SEED: what the hostile thread writes is drawn from; FUZZ_SECONDS: for how long it does (1.5 s unless set).
  */
 #include "../server.h"
 
@@ -29,6 +31,7 @@ struct bench {
 	int ledger_fd, stats_fd, journal_fd;
 	int wake_fd; /* the client's end */
 	int stop;
+	uint64_t seed; /* of what is written into this lane */
 };
 
 static void declare(struct takt_layout *layout, uint32_t dynamic)
@@ -119,7 +122,7 @@ static uint64_t nasty(uint64_t *state)
 static void *scribble(void *argument)
 {
 	struct bench *bench = argument;
-	uint64_t *words = bench->map, state = takt_clock_ns() | 1, sequence = 0;
+	uint64_t *words = bench->map, state = bench->seed, sequence = 0;
 	uint64_t from = bench->layout.cursors_offset / 8, to = (bench->layout.slots_offset + bench->layout.slot_stride) / 8;
 	struct takt_rings rings;
 
@@ -181,15 +184,21 @@ static void hostile_memory_changes_nothing_private(int canary)
 {
 	struct takt_job jobs[TAKT_POLL_ENTRIES_MAX];
 	const struct takt_verdict failed = {.status = TAKT_FAILED};
-	uint64_t until_ns = takt_clock_ns() + UINT64_C(1500000000), lanes = 0, taken = 0;
+	const char *asked = getenv("TAKTD_SEED"), *seconds = getenv("FUZZ_SECONDS");
+	uint64_t seed = asked ? strtoull(asked, NULL, 0) : takt_clock_ns();
+	uint64_t run_ns = seconds ? strtoull(seconds, NULL, 0) * UINT64_C(1000000000) : UINT64_C(1500000000);
+	uint64_t until_ns = takt_clock_ns() + run_ns, lanes = 0, taken = 0;
 	struct bench bench;
 
+	printf("  TAKTD_SEED=%llu\n", (unsigned long long)seed);
+	fflush(stdout);
 	start(&bench);
 	while (takt_clock_ns() < until_ns || lanes < 20) {
 		struct takt_served *lane = takt_server_lane(&bench.server, 0);
 		pthread_t thread;
 
 		bench.stop = 0;
+		bench.seed = (seed + lanes) * UINT64_C(0x9e3779b97f4a7c15) | 1;
 		CHECK(pthread_create(&thread, NULL, scribble, &bench) == 0);
 		for (int i = 0; i < 20000 && !lane->closed; i++) {
 			uint64_t now_ns = takt_clock_ns();
