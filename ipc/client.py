@@ -146,6 +146,8 @@ class Lane:
         self._again = again
         self._again_ns = 0
         self._pause_ns = _PAUSE_FIRST_NS
+        self._told = False  # the end of a lane with pending jobs: once, by Detached
+        self._slot = 0  # whose inputs were asked for last
         self._take(core)
 
     def _take(self, core: _core.ClientLane) -> None:
@@ -206,12 +208,34 @@ class Lane:
         back here.
         """
         try:
-            return self._inputs[self._next_slot()]
+            self._slot = slot = self._next_slot()
         except Detached:
             if self._again is None or self._memory is None:
                 raise
+            self._attach_again(self._again)
+            self._slot = slot = self._next_slot()
+        return self._inputs[slot]
+
+    def _come_back(self) -> bool:
+        """After Detached from a submission, which was not made or is lost: whether there is another lane to make it on.
+
+        What was written for it goes along. False where jobs were pending: their loss is told once, by that Detached.
+        Raises Detached while no lane is to be had, InvalidInput where the new one's inputs are others.
+        """
+        if self._again is None or self._memory is None:
+            return False
+        if self._core.pending() and not self._told:
+            self._told = True
+            return False
+        written, specs = self._inputs[self._slot], self.input_specs
         self._attach_again(self._again)
-        return self._inputs[self._next_slot()]
+        if self.input_specs != specs:
+            raise InvalidInput(
+                f'"{self.name}" has other inputs than before: {self.input_specs}, not {specs}; take `inputs` anew'
+            )
+        for name, view in self.inputs.items():
+            view[...] = written[name]
+        return True
 
     def _attach_again(self, again: Callable[[], _core.ClientLane]) -> None:
         """Raises Detached while it is not to be had; asks less and less often."""
@@ -225,9 +249,13 @@ class Lane:
             self._again_ns = now_ns + self._pause_ns
             self._pause_ns = min(2 * self._pause_ns, _PAUSE_NS_MAX)
             raise Detached(f'the lane of "{self.name}" has ended, and there is no other one yet: {error}') from error
-        self._again_ns, self._pause_ns = 0, _PAUSE_FIRST_NS
+        self._again_ns, self._pause_ns, self._told = 0, _PAUSE_FIRST_NS, False
         self._core.detach()
+        shapes, specs = self._shapes, self.input_specs
         self._take(core)
+        for name, dims in shapes.items() if self.input_specs == specs else ():
+            if dims != self._shapes[name]:
+                self.set_shape(name, dims)
 
     @property
     def outputs(self) -> Tensors:
@@ -309,12 +337,24 @@ class Lane:
         Where the loop's fallback ends in hold or constant (`fallback`), an answer that has not come by the deadline is
         given here: "ok" on that path, with the last good outputs or the constants. The job goes on; its completion is
         then nobody's news. Its number is 0 where every slot was still with the daemon, and nothing was submitted.
-        Raises Busy, Detached.
+        Raises Busy, Detached. A lane attached with `reattach` that has ended comes back here, with the inputs that were
+        written: at once where no job was lost with it, else Detached says so first.
         """
-        return self._infer(deadline_ns, _DEFAULT if timeout_us is None else _ns(timeout_us))
+        timeout_ns = _DEFAULT if timeout_us is None else _ns(timeout_us)
+        try:
+            return self._infer(deadline_ns, timeout_ns)
+        except Detached:
+            if not self._come_back():
+                raise
+        return self._infer(deadline_ns, timeout_ns)
 
     def submit(self, deadline_ns: int = 0) -> int:
-        """Submit the next free slot; returns the job's number. Raises Busy, Detached."""
+        """Submit the next free slot; returns the job's number. Raises Busy, Detached; comes back as `infer` does."""
+        try:
+            return self._core.submit(deadline_ns)
+        except Detached:
+            if not self._come_back():
+                raise
         return self._core.submit(deadline_ns)
 
     def repeat(self) -> int:
@@ -352,7 +392,11 @@ class Lane:
         A time-out of 0 asks without waiting. Raises NotFound where nothing is pending under that number, Detached when
         the lane ended without a reply.
         """
-        return self._core.wait(seq, _DEFAULT if timeout_us is None else _ns(timeout_us))
+        try:
+            return self._core.wait(seq, _DEFAULT if timeout_us is None else _ns(timeout_us))
+        except Detached:
+            self._told = True
+            raise
 
     def cancel(self, seq: int) -> None:
         """Ask for a job not to be run. Its reply still comes. Raises NotFound where it is not pending."""
@@ -434,9 +478,11 @@ class Node:
 
         wait: "spin" polls memory, "block" sleeps in the kernel, "hybrid" polls for 100 µs and then sleeps.
         kind: "any" (a loop of that name, else a model), "loop" or "model". timeout_us: how long to wait for a daemon
-        that is booting. reattach: after the lane's end (the daemon is gone, the configuration has changed) the next use
-        of `inputs` attaches again, with growing pauses; the job that was lost with the old lane has raised Detached.
-        The new lane's jobs count from 1 again, and `set_shape` and `fileno` have to be called again.
+        that is booting. reattach: after the lane's end (the daemon is gone, the configuration has changed) the next
+        `inputs`, `infer` or `submit` attaches again, with growing pauses. Detached tells of jobs that were lost with
+        the old lane, once, and each time that there is no new one yet. What was written for a job that could not be
+        submitted is submitted on the new lane; take `inputs` anew for the next one all the same. The new lane's jobs
+        count from 1 again, and `fileno` has to be called again.
         Raises NotFound, Busy (another client has the loop), Denied, LimitReached, Incompatible,
         NotConnected.
         """

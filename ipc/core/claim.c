@@ -63,6 +63,8 @@ void takt_node_welcomed(struct takt_node *node, const struct takt_answer *answer
 
 		if (!lane->ended && lane->token)
 			takt_node_send(node, TAKT_MSG_CLAIM, &claim, sizeof(claim), 0);
+		else
+			lane->lane_id = 0; /* of a daemon that is no more; this one may give the number to another lane */
 	}
 }
 

@@ -283,6 +283,8 @@ int takt_list(takt_node *node, uint32_t kind, char **json)
 	pthread_mutex_lock(&node->lock);
 	takt_node_reconnect(node);
 	result = list(node, kind, json);
+	if (result == -ENOTCONN && takt_node_reconnect(node) == 0) /* it ended unnoticed: nobody had used it since */
+		result = list(node, kind, json);
 	pthread_mutex_unlock(&node->lock);
 	return result;
 }
@@ -388,7 +390,7 @@ int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_
 	const uint64_t until_ns = timeout_ns < 0 ? UINT64_MAX : now + (uint64_t)timeout_ns;
 	uint64_t pause_ns = RETRY_FIRST_NS;
 	struct takt_answer *answer;
-	int result;
+	int result, tries = 2; /* the first may be on a connection that has ended, and nobody had used it since */
 
 	*lane = NULL;
 	if (!name || !*name || strlen(name) > TAKT_NAME_MAX)
@@ -409,6 +411,8 @@ int takt_attach(takt_node *node, const char *name, uint32_t kind, uint32_t wait_
 		if (result == 0)
 			result = take_lane(node, answer, wait_mode, lane);
 		pthread_mutex_unlock(&node->lock);
+		if (result == -ENOTCONN && --tries > 0)
+			continue;
 		if (result != -EAGAIN || takt_clock_ns() >= until_ns)
 			break;
 		pause_before_retry(&pause_ns, until_ns);
@@ -428,7 +432,7 @@ static void give_back(struct takt_node *node, struct takt_lane *lane)
 			*link = lane->sibling;
 			break;
 		}
-	if (node->fd < 0 || node->owner != getpid() || !(answer = malloc(sizeof(*answer))))
+	if (!lane->lane_id || node->fd < 0 || node->owner != getpid() || !(answer = malloc(sizeof(*answer))))
 		return;
 	takt_node_request(node, TAKT_MSG_DETACH, &ask, sizeof(ask), TAKT_MSG_DETACHED, 0, answer);
 	free(answer);

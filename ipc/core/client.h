@@ -53,7 +53,7 @@ struct takt_node {
 struct takt_lane {
 	struct takt_node *node; /* NULL once the node was closed */
 	struct takt_lane *sibling;
-	uint64_t lane_id;
+	uint64_t lane_id; /* 0: the daemon that is there now doesn't know it */
 	uint64_t token; /* claims the lane from a daemon that was started again; 0: it gave none */
 	void *map;
 	uint64_t size;

@@ -125,8 +125,10 @@ static void lane_ended(struct takt_node *node, const struct takt_answer *answer)
 		return;
 	memcpy(&ended, answer->body.text, sizeof(ended));
 	for (struct takt_lane *lane = node->lanes; lane; lane = lane->sibling)
-		if (lane->lane_id == ended.lane_id)
+		if (lane->lane_id == ended.lane_id) {
 			takt_lane_end(lane, 0, answer->body.text + sizeof(ended));
+			lane->lane_id = 0; /* it is given back already, and the number may be another lane's next */
+		}
 }
 
 /* An answer to a request that was given up: what it brought is given back. */
