@@ -51,6 +51,7 @@ WORK_NS: Final = 220_000  # what a best-effort job shall take; at most 300 µs
 KEPT_PPM_MIN: Final = 850_000
 ALONE_S_MAX: Final = 3.0
 SETTLE_S: Final = 0.3
+READY: Final = "ready"
 CLIENT_PRIORITY: Final = 70
 MISSED_TOLD: Final = 20
 
@@ -84,6 +85,8 @@ def save_work(path: Path) -> int:
 def saturate(socket: str) -> None:
     with connect(socket) as node, node.attach("work", wait="block") as lane:
         try:
+            lane.infer(timeout_us=10_000_000)
+            print(READY, flush=True)
             while True:
                 lane.infer(timeout_us=10_000_000)
         except Detached:
@@ -118,8 +121,13 @@ def beside(*words: str, core: int, priority: int = 0) -> subprocess.Popen[str]:
 
 @contextmanager
 def saturated(socket: str, core: int) -> Iterator[None]:
+    """From when every client has had its first answer."""
     clients = [beside("client", socket, core=core) for _ in range(CLIENTS)]
     try:
+        for client in clients:
+            assert client.stdout is not None
+            if client.stdout.readline().strip() != READY:
+                raise RuntimeError("a client of best effort ended before its first answer; see its standard error")
         yield
     finally:
         for client in clients:
@@ -208,7 +216,6 @@ def serve_and_measure(
     bare = beside("bare", str(PERIOD_NS - cost_ns), core=client_core, priority=CLIENT_PRIORITY)
     try:
         with saturated(daemon.lanes_socket, client_core):
-            time.sleep(2.0)  # until all four are there
             refused = take_core_and_priority(client_core, CLIENT_PRIORITY)
             for _ in range(rounds):
                 alone.append(rate_during(environment, lambda: time.sleep(min(ALONE_S_MAX, seconds / rounds))))
