@@ -53,7 +53,6 @@ class Prepared:
             "measured": self.measured,
             "dispatch_ns": self.dispatch_ns,
             "rss_bytes": resident_bytes(),
-            "records": True,
             "verified": self.verified,
             "notes": [*self.notes, *(n for engine in self.engines.values() for n in getattr(engine, "notes", ()))],
             "gpu": self.gpu,

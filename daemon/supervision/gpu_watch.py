@@ -50,6 +50,8 @@ class GpuWatch:
         finally:
             if self._watch is not None:
                 self._watch.close()
+            if self._kernel_log is not None:
+                self._kernel_log.close()
 
     async def look(self) -> None:
         """One look, and what follows from it."""

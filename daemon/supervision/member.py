@@ -175,15 +175,16 @@ class Member:
         loops = {loop.name: (loop, loop.model) for loop in plan.loops}
         entries, more = own.loop_entries(self.arrangements[self.home], loops, self)
         standby, standby_descriptors = self._standby()
+        for model in plan.models:
+            own.stats_block("model", model.name)  # its block is among those that an executor hands to an heir of ours
         message: Message = {
             "op": "configure", "device": self.home, "member": self.id, "driver": self.driver_plan,
             "cores": list(plan.device.cores), "priority": plan.device.priority, "epoch": self.epoch,
             "prepare": self._prepare(), "alone": self._home.alone(self), "prove": PROVING_RUNS if self.deaths_ns else 0,
-            "spin_ns": plan.device.spin_ns, "role": PRIMARY,
+            "spin_ns": plan.device.spin_ns,
             "models": [self._model_plan(model.name) for model in plan.models],
             "loops": entries, "model_lanes": [], "standby": standby, "dispatch_ns": self.dispatch_ns,
             "max_lanes": own.lane_count,
-            "stats_models": {m.name: own.stats_block("model", m.name) for m in plan.models},
             "digest": plan.digest(), "software": software(),
             "blocks": [[*key, block] for key, block in own.stats_blocks.items()],
             **self._home.member_begins(self),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,23 @@ def test_a_fatal_xid_ends_the_executor_of_that_card_and_no_other(kernel: Path) -
     look(watch)
     assert one.fenced == ["GPU GPU-a: XID 79 (fallen off the bus)"]
     assert other.fenced == cpu.fenced == []
+
+
+def test_its_end_closes_what_it_listens_to(kernel: Path) -> None:
+    open_before = set(os.listdir("/proc/self/fd"))
+    watch = watching(House(Member("gpu0", CARD)), kernel, Nvml())
+    look(watch)
+    assert watch._kernel_log is not None
+
+    async def begin_and_end() -> None:
+        task = asyncio.create_task(watch.run())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(begin_and_end())
+    assert watch._kernel_log.xids() == []
+    assert set(os.listdir("/proc/self/fd")) == open_before
 
 
 def test_what_both_sources_tell_is_one_fault(kernel: Path) -> None:
