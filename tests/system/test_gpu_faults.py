@@ -242,12 +242,12 @@ def test_a_job_is_one_graph_launch_and_no_allocation(go1: tuple[Running, Gpu]) -
         before, live = counted(), list(seen.live)
         for _ in range(100):
             assert loop.step() == ("ok", "primary")
-        after = counted()
+        after, still = counted(), list(seen.live)  # when the client leaves, its lane is exchanged
     new = {name: after[name] - before[name] for name in names if after[name] != before[name]}
     # Between jobs that are awaited an engine is kept warm by a run of its own, in slack.
     assert 100 <= new.pop("cuGraphLaunch") <= 200
     assert set(new) <= {"cuStreamQuery", "execute"}
-    assert list(seen.live) == live
+    assert still == live
 
 
 def test_a_fault_of_a_program_is_no_fault_of_the_card(go1: tuple[Running, Gpu]) -> None:

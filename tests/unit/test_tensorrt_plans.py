@@ -447,6 +447,7 @@ def test_a_build_can_be_cancelled(
     build.cancel()
     with pytest.raises(ModelRefused, match="found cancelled"):
         build.wait()
+    assert build.progress.step < build.progress.steps, "it went on to the end"
     assert list((tmp_path / "cache").iterdir()) == []
 
 
