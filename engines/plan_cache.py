@@ -2,8 +2,13 @@
 
 The digest is an engine's identity: model, library, device and driver, precision (which is the model's own) and shapes.
 A plan's bytes are no identity: two builds of one network differ. What is in the folder is believed only if owner,
-permissions, checksum and manifest agree; anything else is reported with its reason and built anew. The manifest is
-written last, each file by rename after fsync, so that a plan is there whole or not at all.
+permissions, checksum and manifest agree; anything else is reported with its reason and built anew.
+
+Each file is made durable beside its place and renamed. A plan that takes the place of another one waits as
+``DIGEST.plan.new`` until the manifest, which has its checksum, is there: so at every instant, whatever fails or is
+killed, the folder holds the old pair or the new one.
+
+Everything here is system calls from ``os``, one by one, so that a test can let each of them fail in turn.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ __all__ = ["CachedPlan", "PlanCache", "PlanIdentity", "PlanRejected"]
 FORMAT: Final = 1
 PLAN_BYTES_MAX: Final = 16 << 30
 MANIFEST_BYTES_MAX: Final = 1 << 20
+WRITE_BYTES: Final = 1 << 24
 
 
 class PlanRejected(Exception):
@@ -64,19 +70,22 @@ class PlanCache:
     def load(self, identity: PlanIdentity) -> CachedPlan | None:
         """None if there is no such plan. Raises ``PlanRejected`` if there is one that can't be trusted."""
         plan_path, manifest_path = self.paths(identity)
+        waiting_path = _waiting(plan_path)  # without a manifest it is none yet
         if not manifest_path.exists() and not plan_path.exists():
             return None
         manifest = _manifest(_read(manifest_path, MANIFEST_BYTES_MAX))
         if manifest["identity"] != json.loads(json.dumps(asdict(identity))):
             raise PlanRejected(f"{manifest_path} describes another plan: {_difference(manifest['identity'], identity)}")
-        plan = _read(plan_path, PLAN_BYTES_MAX)
-        found = hashlib.sha256(plan).hexdigest()
-        if found != manifest["plan_sha256"]:
-            raise PlanRejected(f"{plan_path} is damaged: {len(plan)} bytes that don't match its checksum")
-        return CachedPlan(plan, manifest)
+        try:
+            return CachedPlan(_read_plan(plan_path, manifest["plan_sha256"]), manifest)
+        except PlanRejected:
+            if not waiting_path.exists():
+                raise
+        return CachedPlan(_read_plan(waiting_path, manifest["plan_sha256"]), manifest)
 
     def store(self, identity: PlanIdentity, plan: bytes, **facts: Any) -> CachedPlan:
-        """``facts``: what else is known of it (golden result, measured cost, build time). Raises ``OSError``."""
+        """``facts``: what else is known of it (golden result, measured cost, build time). Raises ``OSError``: then what
+        was there before is found, or, where only the last steps have failed, the new plan."""
         plan_path, manifest_path = self.paths(identity)
         manifest = {
             "format": FORMAT,
@@ -86,8 +95,16 @@ class PlanCache:
             **facts,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        _write(plan_path, plan)
-        _write(manifest_path, json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n")
+        waiting_path = _waiting(plan_path)
+        try:
+            _write(waiting_path, plan)
+            _write(manifest_path, json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n")
+        except BaseException:
+            if not _describes(manifest_path, manifest["plan_sha256"]):
+                _unlink(waiting_path)  # its room may be what is missing
+            raise
+        os.replace(waiting_path, plan_path)
+        _sync_folder(self.folder)
         return CachedPlan(plan, manifest)
 
     def annotate(self, identity: PlanIdentity, **facts: Any) -> None:
@@ -97,8 +114,35 @@ class PlanCache:
         _write(manifest_path, json.dumps({**manifest, **facts}, indent=1, sort_keys=True).encode() + b"\n")
 
     def remove(self, identity: PlanIdentity) -> None:
-        for path in reversed(self.paths(identity)):
+        plan_path, manifest_path = self.paths(identity)
+        for path in (manifest_path, plan_path, _waiting(plan_path)):
             path.unlink(missing_ok=True)
+
+
+def _waiting(plan_path: Path) -> Path:
+    return plan_path.with_name(f"{plan_path.name}.new")
+
+
+def _read_plan(path: Path, sha256: str) -> bytes:
+    plan = _read(path, PLAN_BYTES_MAX)
+    if hashlib.sha256(plan).hexdigest() != sha256:
+        raise PlanRejected(f"{path} is damaged: {len(plan)} bytes that don't match its checksum")
+    return plan
+
+
+def _describes(manifest_path: Path, sha256: str) -> bool:
+    """Whether the manifest that is there belongs to this plan; True where that can't be known."""
+    try:
+        return bool(_manifest(_read(manifest_path, MANIFEST_BYTES_MAX))["plan_sha256"] == sha256)
+    except PlanRejected:
+        return manifest_path.exists()
+
+
+def _unlink(path: Path) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # the next one that is stored takes its place
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -142,15 +186,22 @@ def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view[:WRITE_BYTES]) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _unlink(temporary)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
 from dataclasses import replace
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from taktd.engines import plan_cache
 from taktd.engines.plan_cache import PlanCache, PlanIdentity, PlanRejected
+from tests.fakes.failing_calls import counted, failing, fails, killed_at
 
 IDENTITY = PlanIdentity(
     "digest", "tensorrt 10.16", "Card", (8, 9), 13000, {"x": [[1, 3], [4, 3], [4, 3]]}, {"level": 3}
@@ -125,32 +125,88 @@ def test_a_manifest_that_is_none_is_rejected(cache: PlanCache, content: str) -> 
         cache.load(IDENTITY)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("step", range(4))
-def test_a_store_that_fails_leaves_the_old_or_the_new_plan(
-    cache: PlanCache, monkeypatch: pytest.MonkeyPatch, call: str, step: int
-) -> None:
-    """FAULTS: ENOSPC and EIO at each step of writing."""
-    new = b"new" * 1000
-    calls = [0]
-    real = getattr(os, call)
+NEW = b"new" * 1000
 
-    def failing(*arguments: object) -> object:
-        calls[0] += 1
-        if calls[0] == step + 1:
-            raise OSError(28, "No space left on device")
-        return real(*arguments)
 
-    with monkeypatch.context() as patched, contextlib.suppress(OSError):
-        patched.setattr(plan_cache.os, call, failing)
-        cache.store(IDENTITY, new)
-    assert not [p for p in cache.folder.iterdir() if p.name.startswith(".")], "nothing half written is left"
-    try:
-        found = cache.load(IDENTITY)
-    except PlanRejected:
-        return  # new plan, old manifest: noticed, and built anew
+def store_new(cache: PlanCache) -> None:
+    cache.store(IDENTITY, NEW, build_ns=6)
+
+
+def pair(cache: PlanCache) -> tuple[bytes, int]:
+    """The plan and the manifest that is found with it."""
+    found = cache.load(IDENTITY)
     assert found is not None
-    assert found.plan in (PLAN, new)
+    return found.plan, found.manifest["build_ns"]
+
+
+def steps(folder: Path) -> int:
+    cache = PlanCache(folder)
+    cache.store(IDENTITY, PLAN, build_ns=5)
+    return counted(lambda: store_new(cache))
+
+
+def tried(cache: PlanCache, at: int, number: int) -> bool:
+    """Whether the new plan is said to be stored though the at-th call fails."""
+    try:
+        with failing(at, fails(number)):
+            store_new(cache)
+    except OSError as error:
+        return error.errno != number
+    return True
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+def test_each_failing_call_leaves_the_old_pair_or_the_new_one(tmp_path: Path, number: int) -> None:
+    """FAULTS: ENOSPC, EIO and EROFS at each step of writing plan and manifest."""
+    seen = []
+    for at in range(1, steps(tmp_path / "count") + 1):
+        cache = PlanCache(tmp_path / str(at))
+        cache.store(IDENTITY, PLAN, build_ns=5)
+        stored = tried(cache, at, number)
+        seen.append(pair(cache))
+        assert seen[-1] == (NEW, 6) or not stored
+        assert not [p for p in cache.folder.iterdir() if p.name.startswith(".")], "nothing half written is left"
+        store_new(cache)
+        assert pair(cache) == (NEW, 6), "and the next try works"
+        assert {p.name for p in cache.folder.iterdir()} == {p.name for p in cache.paths(IDENTITY)}
+    assert set(seen) == {(PLAN, 5), (NEW, 6)}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+def test_each_failing_call_of_a_first_one_leaves_nothing_or_all_of_it(tmp_path: Path, number: int) -> None:
+    count = counted(lambda: store_new(PlanCache(tmp_path / "count")))
+    for at in range(1, count + 1):
+        cache = PlanCache(tmp_path / str(at))
+        stored, found = tried(cache, at, number), _found(cache)
+        assert found == NEW or (found is None and not stored)
+        store_new(cache)
+        assert pair(cache) == (NEW, 6)
+
+
+def _found(cache: PlanCache) -> bytes | None:
+    found = cache.load(IDENTITY)
+    return found and found.plan
+
+
+def test_a_kill_at_each_call_leaves_the_old_pair_or_the_new_one(tmp_path: Path) -> None:
+    for at in range(1, steps(tmp_path / "count") + 1):
+        cache = PlanCache(tmp_path / str(at))
+        cache.store(IDENTITY, PLAN, build_ns=5)
+        killed_at(at, lambda: store_new(cache))  # noqa: B023
+        assert pair(cache) in ((PLAN, 5), (NEW, 6))
+        store_new(cache)
+        assert pair(cache) == (NEW, 6)
+
+
+def test_what_waits_for_its_manifest_is_removed_with_the_rest(tmp_path: Path) -> None:
+    cache = PlanCache(tmp_path / "cache")
+    count = counted(lambda: store_new(PlanCache(tmp_path / "count")))
+    with failing(count - 2, fails(errno.EIO)), pytest.raises(OSError, match="Input/output"):
+        store_new(cache)
+    assert [p.name for p in cache.folder.glob("*.new")]
+    assert _found(cache) == NEW
+    cache.remove(IDENTITY)
+    assert not list(cache.folder.iterdir())
 
 
 def test_removal_takes_the_manifest_first(cache: PlanCache) -> None:
