@@ -133,8 +133,7 @@ class CudaStream:
                 return self._captured(work, timeout_ns, flag)
             except BaseException as error:
                 flag.close()
-                fault = error if isinstance(error, DeviceFault) else None
-                if fault is None or fault.sticky or fault.kind is not FaultKind.NOT_SUPPORTED:
+                if not isinstance(error, DeviceFault) or error.sticky:
                     raise
                 # The driver may not capture memory operations. If it is `work` that can't be captured, it fails again.
         return self._captured(work, timeout_ns, None)

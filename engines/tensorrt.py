@@ -32,6 +32,8 @@ from taktd.engines.timeouts import RUN_TIMEOUT_NS, WARM_TIMEOUT_NS
 __all__ = ["TensorRtEngine", "WarmTensorRtEngine"]
 
 WARM_RUNS: Final = 3
+# What a capture that is not possible comes back as: the driver's no, in whichever words, or the library's.
+_NO_GRAPH: Final = (FaultKind.NOT_SUPPORTED, FaultKind.INVALID_USE, FailureKind.ERROR)
 _NO_MEMORY: Final = re.compile(r"out ?of ?memory", re.IGNORECASE)
 
 
@@ -332,22 +334,26 @@ class WarmTensorRtEngine:
 
     def _capture(self, work: Work) -> tuple[Work, CudaGraph | None]:
         """(what runs it and waits, raising ``_cuda.Error``; its graph)."""
+        graph = self.captured(work, self._timeout_ns) if self.captures else None
+        if graph is not None:
+            self.completion = graph.completion
+            return graph.launch, graph
 
         def plainly() -> None:
             work()
             self.stream.finish(self._timeout_ns)
 
-        if not self.captures:
-            return plainly, None
+        return plainly, None
+
+    def captured(self, work: Work, timeout_ns: int, *, by_flag: bool = True) -> CudaGraph | None:
+        """``work`` as a graph; None where it can't be one, which is noted. Raises what has other reasons."""
         try:
-            graph = self.stream.capture(work, timeout_ns=self._timeout_ns)
+            return self.stream.capture(work, timeout_ns=timeout_ns, by_flag=by_flag)
         except (DeviceFault, EngineFailure) as fault:
-            if fault.sticky or (isinstance(fault, DeviceFault) and fault.kind is not FaultKind.NOT_SUPPORTED):
+            if fault.sticky or fault.kind not in _NO_GRAPH:
                 raise
             self.note(f"not captured into a graph ({fault}): its work is enqueued anew for each run")
-            return plainly, None
-        self.completion = graph.completion
-        return graph.launch, graph
+            return None
 
     def note(self, text: str) -> None:
         """Something that whoever runs this should know, once."""

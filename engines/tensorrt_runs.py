@@ -13,8 +13,8 @@ from taktd.drivers import _cuda
 from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
 from taktd.drivers.cuda_fault import fault_of
 from taktd.drivers.cuda_ranges import RegisteredRange
-from taktd.drivers.fault import DeviceFault, FaultKind
-from taktd.engines.errors import DeviceFailure, EngineFailure
+from taktd.drivers.fault import DeviceFault
+from taktd.engines.errors import DeviceFailure
 from taktd.engines.tensors import TensorSpec, size_bytes
 
 if TYPE_CHECKING:
@@ -108,14 +108,9 @@ class BatchRun:
         self._inputs = [(buffers[t.name].address, t.bytes) for t in spec.inputs]
         self._outputs = [(buffers[t.name].address, t.bytes) for t in spec.outputs]
         self._enqueue: Work = lambda: engine.enqueue(context)
-        self._graph: CudaGraph | None = None
-        try:
-            graph = engine.stream.capture(self._enqueue, timeout_ns=timeout_ns, by_flag=False)
-            self._graph = graph
+        self._graph = graph = engine.captured(self._enqueue, timeout_ns, by_flag=False)
+        if graph is not None:
             self._enqueue = lambda: engine.stream.launch(graph)
-        except (DeviceFault, EngineFailure) as fault:
-            if fault.sticky or (isinstance(fault, DeviceFault) and fault.kind is not FaultKind.NOT_SUPPORTED):
-                raise
         room = [size_bytes(t.dtype, batched(t, size)) for t in (*spec.inputs, *spec.outputs)]
         self._private = [device.allocate_host(max(1, n)) for n in room]
         for block in self._private:

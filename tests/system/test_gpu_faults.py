@@ -31,7 +31,6 @@ Start = Callable[..., Running]
 UUID = "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"
 ROOT = Path(__file__).resolve().parents[2]
 GO1 = Path(os.environ.get("TAKTD_ROBOTS") or ROOT.parent / "shared" / "robots") / "go1" / "policy.onnx"
-ALLOCATIONS = ("cuMemAlloc", "cuMemHostAlloc", "cuMemAllocHost", "cuMemHostRegister", "cuStreamCreateWithPriority")
 BACK_S = 60
 
 

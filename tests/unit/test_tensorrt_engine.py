@@ -153,6 +153,24 @@ def test_where_nothing_can_be_captured_it_says_so(fake_cuda: Simulated, warm: Wa
     release(run)
 
 
+@pytest.mark.parametrize("error", [1, 801, 900])
+@pytest.mark.parametrize("call", ["cuStreamWriteValue32", "cuStreamBeginCapture", "cuGraphInstantiateWithFlags"])
+def test_however_a_driver_says_that_it_can_not_capture_the_job_runs(
+    fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path, call: str, error: int
+) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    fake_cuda.inject(call, error)
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    run()
+    assert actions.array.any()
+    assert engine.completion == "event"
+    assert len(engine.notes) == (0 if call == "cuStreamWriteValue32" else 1)
+    release(run)
+    engine.close()
+
+
 def test_five_hundred_loads_leave_nothing(
     fake_cuda: Simulated, library: Library, device: CudaDevice, tmp_path: Path
 ) -> None:
