@@ -27,6 +27,8 @@ EDITED = "# edited by the owner\ndevices:\n  cpu0: {driver: cpu, cores: [1], pri
 READY_S_GOAL = 3.0
 READY_S_MAX = 30.0
 GAP_MS_MAX = 30_000
+HANG_GAP_MS_MAX = 1_000  # while executors serve on; the client waits for its own turn, too
+WATCHDOG_S = 10  # WatchdogSec= of the unit
 SERVING_S_MAX = 60
 EXPOSURE_MAX = 2.0
 INSTALLED_KIB_MAX = 200_000_000 >> 10
@@ -86,9 +88,9 @@ class Checks:
         time.sleep(2)
         return client
 
-    def answered_again(self, client: subprocess.Popen[str], *, all_the_time: bool = False) -> None:
+    def answered_again(self, client: subprocess.Popen[str], *, all_the_time: bool = False) -> dict[str, Any]:
         """Check that a client from before something happened is answered afterwards, and end it. all_the_time: that it
-        noticed nothing: one lane, no job without an answer."""
+        noticed nothing: one lane, no job without an answer. What it saw."""
         time.sleep(2)  # it re-attaches within 0.5 s of the daemon's being there, and must then be answered for a while
         self.box.run("pkill", "-TERM", "-f", "/srv/client.py")
         found = json.loads(client.communicate(timeout=60)[0] or "{}")
@@ -99,6 +101,7 @@ class Checks:
             self.check("and noticed nothing: one lane, each job has its answer", kept, found)
         self.note(f"longest gap for the client: {found.get('gap_ms')} ms, attached {found.get('attached')} times")
         self.note(f"statuses: {found.get('statuses')} {found.get('error', '')}".rstrip())
+        return found
 
     def gateways(self) -> set[str]:
         lines = [line for line in self.box.daemon_processes() if "taktd.daemon.gateway" in line]

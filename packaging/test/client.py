@@ -2,7 +2,8 @@
 
 Usage: client.py LOOP SECONDS   Ends after that, or at SIGTERM, with one JSON object: answers, ok, late, attached (how
 often), gap_ms (the longest time between two good answers), last_second (good answers in the second before the end),
-statuses, error (the first refusal, "").
+statuses, error (the first refusal, ""), lanes (for each, in order: seconds between its first and its last good answer,
+and gap_ms as above within it).
 """
 
 import json
@@ -28,11 +29,14 @@ def main() -> None:
     late = attached = 0
     last = gap = 0.0
     recent: deque[float] = deque(maxlen=5000)
+    lanes: list[dict[str, float]] = []
     error = ""
     while time.monotonic() < until:
         try:
             with connect(timeout_us=500_000) as node, node.attach(name, wait="hybrid") as lane:
                 attached += 1
+                first = previous = 0.0
+                lanes.append({"seconds": 0.0, "gap_ms": 0.0})
                 for _ in lane.ticks():
                     for view in lane.inputs.values():
                         view[...] = 0
@@ -44,6 +48,11 @@ def main() -> None:
                         gap = max(gap, now - last) if last else 0.0
                         last = now
                         recent.append(now)
+                        first = first or now
+                        told = lanes[-1]
+                        told["seconds"] = round(now - first, 3)
+                        told["gap_ms"] = max(told["gap_ms"], round((now - (previous or now)) * 1000, 1))
+                        previous = now
                     elif reply.status == "detached":
                         raise Detached("the lane ended")
                     if now > until:
@@ -67,6 +76,7 @@ def main() -> None:
                 "last_second": sum(moment > ended - 1 for moment in recent),
                 "statuses": dict(statuses),
                 "error": error,
+                "lanes": lanes,
             }
         )
     )

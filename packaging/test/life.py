@@ -13,23 +13,26 @@ import tempfile
 import time
 from pathlib import Path
 
+from belongings import Belongings
 from checks import (
     CONFIG,
     DROP_INS,
     EDITED,
     EXPOSURE_MAX,
+    HANG_GAP_MS_MAX,
     INSTALLED_KIB_MAX,
     LOOP_FILE,
     LOOPS,
     PACKAGE_BYTES_MAX,
     READY_S_GOAL,
     READY_S_MAX,
+    WATCHDOG_S,
 )  # fmt: skip
 from machine import Machine, wait_until
 from trouble import Trouble
 
 
-class Life(Trouble):
+class Life(Trouble, Belongings):
     """The steps from a fresh machine to a clean one."""
 
     # ---- a fresh machine ----
@@ -130,16 +133,6 @@ class Life(Trouble):
         levels = {finding["check"]: finding["level"] for finding in report.get("findings", [])}
         self.check("the doctor sees the same", levels.get("real-time") == "ok" and "wake-up" in levels, levels)
 
-    def c_program(self) -> None:
-        """A program in C against libtakt-dev"""
-        source = "/usr/share/doc/libtakt-dev/examples/loop.c"
-        flags = "$(pkg-config --cflags --libs takt)"
-        built = self.box.run("sh", "-c", f"cc -Wall -Wextra -Werror -o /srv/loop {source} {flags}")
-        self.check("the example compiles without a warning", built.returncode == 0, built.stderr[-800:])
-        ran = self.box.run("timeout", "-s", "INT", "3", "/srv/loop", "balance", user="pilot")
-        self.check("and runs the loop", ran.returncode in (0, 124, 130), f"{ran.returncode} {ran.stderr[-500:]}")
-        self.note((ran.stdout.strip().splitlines() or ["(it printed nothing)"])[-1][:160])
-
     # ---- deaths ----
 
     def kills(self) -> None:
@@ -187,10 +180,20 @@ class Life(Trouble):
 
     def watchdog(self) -> None:
         """The watchdog: a supervisor that hangs, and one that can't make anybody serve"""
+        running, executor, victim = self.loop_client(), self.box.executors()[0], self.box.supervisor()
+        self.box.run("kill", "-STOP", str(victim))
+        back = self.until(lambda: self.box.supervisor() not in (0, victim) and self.serving())
+        self.check("a hanging supervisor is replaced", back, self.box.journal("-n", "15"))
+        lanes = self.answered_again(running).get("lanes", [])
+        self.note(f"lanes: {lanes}")
+        served = len(lanes) == 2 and lanes[0]["seconds"] > WATCHDOG_S - 1 and lanes[0]["gap_ms"] < HANG_GAP_MS_MAX
+        self.check("while it hung, its executor served on without a gap", served, lanes)
+        self.check("its successor has a new one", executor not in self.box.executors(), self.box.executors())
+
         stuck, victim = self.box.executors()[0], self.box.supervisor()
         self.box.run("kill", "-STOP", str(victim), str(stuck))
         back = self.until(lambda: self.box.supervisor() not in (0, victim) and self.serving())
-        self.check("a hanging supervisor is replaced", back, self.box.journal("-n", "15"))
+        self.check("one that hangs together with its executor is replaced, too", back, self.box.journal("-n", "15"))
         self.check("by the watchdog", "watchdog timeout" in self.box.journal("-n", "60").lower())
         gone = not self.box.says("ps", "-p", str(stuck), "-o", "pid=")
         self.check("its executors are cleared away first", gone, self.box.daemon_processes())
@@ -309,35 +312,6 @@ class Life(Trouble):
         self.check(
             "nobody of the old version is left", len(self.box.daemon_processes()) == 3, self.box.daemon_processes()
         )
-
-    def paths(self) -> None:
-        """No file tells where it was built"""
-        source = str(Path(__file__).resolve().parents[2])
-        places = [
-            "/usr/lib/taktd",
-            "/usr/bin/taktd",
-            "/usr/bin/taktctl",
-            "/usr/lib/python3/dist-packages/taktd",
-            "/usr/include",
-        ]
-        found = self.box.run("grep", "-rlaF", "-e", source, "-e", "/build/deb/", *places)
-        self.check("no build path in any file", found.stdout == "", found.stdout[:1000])
-
-    def leave(self) -> None:
-        """Remove keeps what is the owner's, purge leaves nothing"""
-        done = self.apt("remove", "taktd")
-        self.check("apt removes it", done.returncode == 0, done.stderr[-500:])
-        self.check("the configuration stays", bool(self.box.read(CONFIG)))
-        self.check("no process is left", self.box.daemon_processes() == [], self.box.daemon_processes())
-        done = self.apt("purge", "taktd", "libtakt1", "libtakt-dev", "python3-taktd-client")
-        self.check("apt purges it", done.returncode == 0, done.stderr[-500:])
-        homes = ("/home/", "/var/spool/mail/", "/var/mail/")
-        left = sorted(path for path in self.box.files() - self.before if not path.startswith(homes))
-        account = {"/etc/group-", "/etc/passwd-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-"}
-        left = [path for path in left if path not in account and path != "/home"]
-        self.check("purging leaves nothing", left == [], left[:20])
-        self.check("nothing is left in /run", self.box.says("ls", "/run/taktd") == "")
-        self.check("no unit has failed", self.box.failed_units() == "", self.box.failed_units())
 
 
 def next_version(package: Path, scratch: Path) -> Path:
