@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import onnx
 import psutil
 import pytest
 
+from taktd.daemon.control_client import AnswerNo
 from tests import models
 from tests.conftest import Start
 from tests.running import Running, eventually
@@ -249,6 +251,42 @@ def test_hot_swaps_on_a_simulated_device_leave_nothing_behind(taktd: Start, fold
     told = running.loop("walk")
     assert told["switches"] == {"start": 1, "handover": times}
     assert told["statistics"]["misses"].get("handover", 0) == 0
+
+
+# ---- nor do loads that fail ----
+
+STORED = """\
+devices: {{cpu0: {{driver: cpu}}}}
+models: {{id: {{path: {folder}/id.onnx{verify}}}}}
+loops: {{walk: {{model: id, device: cpu0, period: 20ms, budget: 5ms, on_late: run, probation: 0s}}}}
+admission: {{on_refusal: uncertified}}
+"""
+
+
+@pytest.mark.parametrize("times", [10, pytest.param(200, marks=[slow, pytest.mark.timeout(3000)])])
+def test_loads_that_fail_leave_nothing_behind(taktd: Start, folder: Path, times: int) -> None:
+    """FAULTS: 200 failing loads. An executor is started for each, loads, and is turned away by verification."""
+    np.savez(folder / "wrong.npz", x=np.ones((1, 4), np.float32), y=np.full((1, 4), 2, np.float32))
+    good = STORED.format(folder=folder, verify="")
+    bad = STORED.format(folder=folder, verify=f", verify: {{samples: {folder}/wrong.npz}}")
+    running = taktd(good)
+    first = running.executor("cpu0")
+    with Walking(running) as walking:
+        for number in range(times):
+            with pytest.raises(AnswerNo, match="does not compute what the model says"):
+                swap(running, bad)
+            if number == times // 4:
+                before, threads = held(running), psutil.Process(running.process.pid).num_threads()
+        eventually(lambda: held(running)[:3] == before[:3], 20, "descriptors, threads and processes are as before")
+        after = held(running)
+        assert after[3] <= before[3] * 1.02 + (4 << 20), (before, after)
+        assert psutil.Process(running.process.pid).num_threads() <= threads + min(32, (os.cpu_count() or 1) + 4)
+        last = running.executor("cpu0")
+        assert (last["pid"], last["restarts"], last["error"]) == (first["pid"], 0, "")
+        swap(running, good.replace("budget: 5ms", "budget: 6ms"))
+    walking.reconcile()
+    assert running.loop("walk")["switches"] == {"start": 1, "handover": 1}
+    assert not list(running.folder.rglob("*.tmp"))
 
 
 # ---- a wall clock that jumps ----
