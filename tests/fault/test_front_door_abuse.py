@@ -28,11 +28,14 @@ from tests.chance import seed
 from tests.running import Running, eventually, serving
 
 YAML = """\
-devices: {{cpu0: {{driver: cpu}}, cpu1: {{driver: cpu}}}}
+devices: {{cpu0: {{driver: cpu}}, cpu1: {{driver: cpu}}, sim0: {{driver: sim, cost: 5ms}}}}
 models:
   id: {{path: {folder}/id.onnx, device: cpu0}}
   slow: {{path: {folder}/slow.onnx, device: cpu0}}
-loops: {{walk: {{model: id, device: cpu1, period: 50ms, budget: 2ms}}}}
+  5ms: {{path: {folder}/id.onnx, device: sim0}}
+loops:
+  walk: {{model: id, device: cpu1, period: 50ms, budget: 2ms}}
+  beside: {{model: id, device: cpu0, period: 200ms, budget: 5ms}}
 admission: {{on_refusal: uncertified}}
 grpc: {{rights: infer}}
 zmq: {{}}
@@ -77,13 +80,22 @@ def nothing_is_held(served: Running) -> bool:
     return now["jobs"] == now["job_memory"] == now["waiting"] == 0
 
 
+def missed(served: Running, loop: str, before: dict[str, Any]) -> dict[str, int]:
+    """The loop's misses by cause since it had these statistics."""
+    now = served.loop(loop)["statistics"]["misses"]
+    return {cause: count - before["misses"][cause] for cause, count in now.items() if count > before["misses"][cause]}
+
+
+THE_MACHINES = {"machine", "wakeup"}  # a core that was taken away, or came late
+
+
 def test_overload_is_refused_early_and_accounted_for_while_a_loop_goes_on(served: Running) -> None:
     before = served.loop("walk")["statistics"]
     outcomes: Counter[str] = Counter()
     with grpc.insecure_channel(f"unix:{served.runtime}/grpc.sock") as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         with served.connect() as node, node.attach("walk") as lane:
-            calls = [stub.ModelInfer.future(request("slow"), timeout=60) for _ in range(100)]
+            calls = [stub.ModelInfer.future(request("5ms"), timeout=60) for _ in range(100)]
             for tick in lane.ticks():
                 assert lane.infer(timeout_us=5_000_000).status in ("ok", "expired")
                 if tick.index >= 20:
@@ -99,6 +111,7 @@ def test_overload_is_refused_early_and_accounted_for_while_a_loop_goes_on(served
     after = served.loop("walk")["statistics"]
     ended = sum(after[s] - before[s] for s in ("ok", "expired", "refused", "failed", "lost", "cancelled", "orphaned"))
     assert ended == after["submitted"] - before["submitted"]
+    assert set(missed(served, "walk", before)) <= THE_MACHINES
     eventually(lambda: nothing_is_held(served))
 
 
@@ -183,9 +196,7 @@ def test_a_stream_that_is_not_read_holds_no_more_than_its_share(served: Running)
 
 
 def test_clients_that_vanish_leave_nothing(served: Running) -> None:
-    works(served)
     process = psutil.Process(gateway(served)["pid"])
-    descriptors = process.num_fds()
 
     def vanish() -> None:
         channel = grpc.insecure_channel(
@@ -197,12 +208,19 @@ def test_clients_that_vanish_leave_nothing(served: Running) -> None:
         channel.close()
         assert len(calls) == 5
 
-    for _ in range(10):
+    def four_vanish() -> None:
         threads = [threading.Thread(target=vanish) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+
+    four_vanish()  # brings the lanes that stay
+    eventually(lambda: nothing_is_held(served), within_s=30)
+    works(served)
+    descriptors = process.num_fds()
+    for _ in range(10):
+        four_vanish()
     eventually(lambda: nothing_is_held(served), within_s=30)
     eventually(lambda: process.num_fds() <= descriptors + 4, within_s=30)
     works(served)
@@ -285,11 +303,12 @@ def test_connections_that_come_and_go_leave_nothing(served: Running) -> None:
     works(served)
 
 
-def test_twice_what_the_device_can_do_is_answered_or_refused_with_a_reason_and_the_loop_beside_it_is_served(
+def test_twice_what_the_device_can_do_is_answered_or_refused_with_a_reason_and_the_loop_on_it_keeps_its_deadlines(
     served: Running,
 ) -> None:
     """FAULTS 15 with deadlines: nobody waits for a refusal until the queue before him is empty."""
     outcomes: Counter[str] = Counter()
+    of_loop = served.loop("beside")["statistics"]
     before = next(m for m in served.ask("models")["models"] if m["name"] == "slow")["statistics"]
     wanted = request("slow")
     wanted.parameters["takt_deadline_us"].int64_param = 60_000
@@ -306,7 +325,7 @@ def test_twice_what_the_device_can_do_is_answered_or_refused_with_a_reason_and_t
                     assert dict(call.trailing_metadata())["takt_status"] in ("expired", "refused")
 
         threads = [threading.Thread(target=client) for _ in range(16)]
-        with served.connect() as node, node.attach("walk") as lane:
+        with served.connect() as node, node.attach("beside") as lane:
             for thread in threads:
                 thread.start()
             for _ in lane.ticks():
@@ -321,6 +340,7 @@ def test_twice_what_the_device_can_do_is_answered_or_refused_with_a_reason_and_t
     eventually(lambda: nothing_is_held(served))
     after = next(m for m in served.ask("models")["models"] if m["name"] == "slow")["statistics"]
     assert after["ok"] - before["ok"] == outcomes["OK"] + 1
+    assert set(missed(served, "beside", of_loop)) <= THE_MACHINES
 
 
 # ---- for hours ----
