@@ -1,10 +1,12 @@
 """The cost file: what `taktctl costs --json` prints and `--costs FILE` of check and simulate reads.
 
-    {"format": "taktd-costs", "version": 1, "devices": {"cpu0": {"dispatch_ns": 9000, "models": {"go1":
-      {"digest": "ab12…", "batches": {"1": {"p50_ns": …, "p99_ns": …, "p999_ns": …, "max_ns": …, "runs": …}}}}}}}
+    {"format": "taktd-costs", "version": 1, "devices": {"cpu0": {"driver": "cpu", "dispatch_ns": 9000,
+      "models": {"go1": {"digest": "ab12…", "batches": {"1": {"p50_ns": …, "p99_ns": …, "p999_ns": …, "max_ns": …,
+      "runs": …}}}}}}}
 
-digest is the model's content digest: the costs of another engine under the same name are refused, not used. Integers
-only. A file is judged as a whole before anything of it is used.
+driver is the device's, digest the model's content digest: the costs of another engine under the same name are refused,
+not used. What runs the engine where the file comes from (processor, runtime's version) can't be compared with a machine
+that is not asked. Integers only. A file is judged as a whole before anything of it is used.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ class CostUnknown(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Of one device: cost of a dispatch, and per model its digest and measured times by batch size."""
+    """Of one device: its driver ("": not said), cost of a dispatch, per model its digest and times by batch size."""
 
+    driver: str
     dispatch_ns: int
     digests: Mapping[str, str]
     measured: Mapping[str, Measured]
@@ -69,7 +72,7 @@ def cost_document(devices: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def read_costs(path: Path, configuration: Configuration) -> Costs:
-    """Raises CostsRefused; also where a model's file is at hand and its digest is another one."""
+    """Raises CostsRefused; also for another driver, and where a model's file is at hand and its digest is another."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -79,6 +82,7 @@ def read_costs(path: Path, configuration: Configuration) -> Costs:
         raise CostsRefused(f"{path}: is longer than {FILE_BYTES_MAX} bytes: no cost file is")
     try:
         costs = _parse(json.loads(data, parse_float=_no_float, parse_constant=_no_float))
+        _compare_drivers(costs, configuration)
         _compare_digests(costs, configuration)
     except CostsRefused as refused:
         raise CostsRefused(f"{path}: {refused}") from None
@@ -117,7 +121,11 @@ def _parse(document: Any) -> Costs:
         digests, measured = {}, {}
         for model, entry in _object(part.get("models"), f"{where}.models").items():
             digests[model], measured[model] = _parse_model(entry, f"{where}.models.{model}")
-        result[device] = DeviceCosts(_whole(part.get("dispatch_ns"), f"{where}.dispatch_ns", 0), digests, measured)
+        driver = part.get("driver", "")
+        if not isinstance(driver, str):
+            raise CostsRefused(f"{where}.driver is {str(driver)[:40]!r}; allowed is a device's driver, such as 'cpu'")
+        dispatch_ns = _whole(part.get("dispatch_ns"), f"{where}.dispatch_ns", 0)
+        result[device] = DeviceCosts(driver, dispatch_ns, digests, measured)
     return result
 
 
@@ -142,6 +150,17 @@ def _parse_model(value: Any, where: str) -> tuple[str, Measured]:
     if "1" not in batches:
         raise CostsRefused(f"{where}.batches has no batch size 1: measure the model again")
     return digest, batches
+
+
+def _compare_drivers(costs: Costs, configuration: Configuration) -> None:
+    """The same model on another kind of device is another engine."""
+    for name, part in costs.items():
+        device = configuration.devices.get(name)
+        if device is not None and part.driver and part.driver != device.driver:
+            raise CostsRefused(
+                f"devices.{name} has the costs of another engine (driver {part.driver[:40]!r}, the configuration says "
+                f"{device.driver!r}): measure this one, `taktctl costs --json` prints it"
+            )
 
 
 def _compare_digests(costs: Costs, configuration: Configuration) -> None:

@@ -91,9 +91,12 @@ def loads_of(configuration: Configuration, device: str, costs: Mapping[str, Loop
     )  # fmt: skip
 
 
-def as_json(measured: Mapping[str, Measured], digests: Mapping[str, str], dispatch_ns: int) -> dict[str, Any]:
+def as_json(
+    driver: str, measured: Mapping[str, Measured], digests: Mapping[str, str], dispatch_ns: int
+) -> dict[str, Any]:
     """One device's part of `taktctl costs --json`, which `taktctl check --costs` reads."""
     return {
+        "driver": driver,
         "dispatch_ns": dispatch_ns,
         "models": {
             name: {"digest": digests.get(name, ""), "batches": {size: dict(cost) for size, cost in batches.items()}}

@@ -192,5 +192,7 @@ class StatusBook:
         devices = {}
         for name, device in s.devices.items():
             digests = {model: found["digest"] for model, found in device.inspections.items()}
-            devices[name] = costs.as_json(device.measured, digests, device.dispatch_ns)
+            devices[name] = costs.as_json(
+                s.configuration.devices[name].driver, device.measured, digests, device.dispatch_ns
+            )
         return cost_document(devices)

@@ -74,6 +74,7 @@ def test_measured_costs_are_stored_shown_and_read_again(taktd: Start, head: str,
     times = measured["id"]["1"]
     assert 0 < times["p50_ns"] <= times["p99_ns"] <= times["p999_ns"] <= times["max_ns"]
     assert costs["devices"]["cpu0"]["models"]["id"]["batches"] == measured["id"]
+    assert costs["devices"]["cpu0"]["driver"] == "cpu"
     dispatch_ns = costs["devices"]["cpu0"]["dispatch_ns"]
     assert cost_ns == -(-times["p999_ns"] * 13 // 10) + dispatch_ns
 

@@ -90,6 +90,18 @@ def test_costs_of_another_engine_are_refused(tmp_path: Path) -> None:
     assert "another engine" in json.loads(ended.stdout)["errors"][0]["what"]
 
 
+def test_costs_from_another_kind_of_device_are_refused(tmp_path: Path) -> None:
+    costs = document()
+    costs["devices"]["elsewhere"] = costs["devices"]["cpu0"] | {"driver": "cuda"}
+    costs["devices"]["cpu0"]["driver"] = "cpu"
+    assert run(tmp_path, costs).exit_code == 0, "a device that is not asked about is no matter"
+    for driver, word in (("sim", "another engine (driver 'sim', the configuration says 'cpu')"), (1, "driver is '1'")):
+        costs["devices"]["cpu0"]["driver"] = driver
+        ended = run(tmp_path, costs)
+        assert ended.exit_code == 2
+        assert word in json.loads(ended.stdout)["errors"][0]["what"]
+
+
 @pytest.mark.parametrize(
     ("costs", "word"),
     [
