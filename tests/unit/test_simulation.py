@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
+from taktd.daemon.cli.check import check
 from taktd.daemon.cli.simulate import simulate as simulate_command
 from taktd.daemon.schedule.job import Queue, Task
 from taktd.daemon.simulation.histogram import Histogram
@@ -120,6 +121,34 @@ def test_the_command_prints_json_alone_and_the_same_but_for_the_wall(tmp_path):
     assert first["misses"] == 0
     assert [loop["name"] for loop in first["devices"]["cpu0"]["loops"]] == ["fast", "slow"]
     assert first["devices"]["cpu0"]["best_effort"][0]["jobs"] > 150
+
+
+FIVE_LOOPS = """
+devices: {cpu0: {driver: cpu, best_effort: {max_dispatch: 200us, share: 0.1}}}
+models: {policy: {path: policy.onnx}, other: {path: other.onnx}}
+loops:
+  balance: {model: policy, period: 1ms, jitter: 100us, budget: 200us}
+  walk: {model: policy, period: 5ms, budget: 400us}
+  look: {model: policy, period: 20ms, budget: 300us}
+  plan: {model: policy, period: 50ms, budget: 400us}
+  talk: {model: policy, period: 100ms, deadline: 80ms, budget: 400us}
+"""
+
+
+@pytest.mark.parametrize("seconds", [20, pytest.param(3600, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_a_fast_loop_and_four_slower_ones_stay_within_their_exact_response_times(tmp_path, seconds):
+    """Every job takes its budget; `make test-slow` simulates an hour."""
+    file = tmp_path / "taktd.yaml"
+    file.write_text(FIVE_LOOPS)
+    checked = json.loads(CliRunner().invoke(check, [str(file), "--wcrt", "--json"]).stdout)
+    assert checked["admitted"]
+    result = CliRunner().invoke(simulate_command, [str(file), "--seconds", str(seconds), "--seed", "11", "--json"])
+    simulated = json.loads(result.stdout)
+    assert simulated["misses"] == 0
+    exact = {loop["name"]: loop["wcrt_ns"] for loop in checked["devices"]["cpu0"]["loops"]}
+    for loop in simulated["devices"]["cpu0"]["loops"]:
+        assert loop["completed"] > seconds * 9
+        assert 0 < loop["response_ns"]["max"] <= exact[loop["name"]], loop
 
 
 def test_the_command_shows_a_table_and_counts_misses(tmp_path):
