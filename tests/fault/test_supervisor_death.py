@@ -274,6 +274,29 @@ def test_a_client_that_wants_its_lane_back_has_it_again_after_all_executors_were
     assert client.counted["client"]["pid"] == os.getpid()
 
 
+def test_infer_alone_has_its_lane_again_and_keeps_it(reign: Any, folder: Path) -> None:
+    """The next taktd gives the same numbers to lanes as the one before: what ended must not be given back by them."""
+    running = reign(yaml(folder, grace="0s"))
+    with running.connect() as node, node.attach("other", timeout_us=ANSWER_US, reattach=True) as lane:
+        lane.inputs["x"][:] = 3
+        for _ in range(3):
+            assert lane.infer(timeout_us=ANSWER_US).ok
+            lane.inputs["x"][:] = 3
+            running.kill_supervisor()
+            eventually(lambda: not running.left(), 10, "all executors are gone")
+            running.again()
+            deadline = time.monotonic() + 20
+            answered = False
+            while not answered and time.monotonic() < deadline:
+                with suppress(Detached):
+                    answered = lane.infer(timeout_us=ANSWER_US).ok
+            assert answered
+            assert lane.outputs["y"].tolist() == [3] * 4
+            for _ in range(5):
+                assert lane.infer(timeout_us=ANSWER_US).ok, "it is there to stay"
+    assert running.stop() == 0
+
+
 def test_another_configuration_is_taken_over_by_handover_after_the_adoption(reign: Any, folder: Path) -> None:
     running = reign(yaml(folder))
     executors = running.executors()
