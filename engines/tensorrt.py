@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
+from taktd.drivers.cuda_fault import HINTS
 from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault, FaultKind
 from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
@@ -45,15 +46,17 @@ def failure_of(device: CudaDevice, library: Library, what: str) -> EngineFailure
         device.free_bytes()  # a broken context answers its fault to any call
     except DeviceFault as fault:
         return DeviceFailure(fault)
-    kind = FailureKind.OUT_OF_MEMORY if _NO_MEMORY.search(said) else FailureKind.ERROR
-    return EngineFailure(f"{what}: {said}", kind)
+    if _NO_MEMORY.search(said):
+        kind = FaultKind.OUT_OF_MEMORY
+        return DeviceFailure(DeviceFault(kind, f"{what}: {said}", hint=HINTS[kind]))
+    return EngineFailure(f"{what}: {said}")
 
 
 class TensorRtEngine:
     """A plan, deserialised and checked against what was declared; nothing has run.
 
     Raises ``ModelRefused``: not this version's or card's plan, other tensors, types or shapes than declared;
-    ``EngineFailure``: no memory for it, or the device is broken, for which the plan is not to blame.
+    ``DeviceFailure``: no memory for it, or the device is broken, for which the plan is not to blame.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class TensorRtEngine:
         if self._engine is None:
             said = library.log.errors()
             failure = failure_of(device, library, f"the plan of model {spec.model!r} can't be loaded")
-            if failure.kind is not FailureKind.ERROR:
+            if isinstance(failure, DeviceFailure):
                 raise failure
             raise ModelRefused(
                 f"the plan of model {spec.model!r} can't be used",

@@ -13,7 +13,7 @@ import pytest
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.fault import FaultKind
 from taktd.engines.engine import EngineSpec, release
-from taktd.engines.errors import DeviceFailure, EngineFailure, FailureKind
+from taktd.engines.errors import DeviceFailure, FailureKind
 from taktd.engines.gpu import GpuOptions, build_request, open_engine, plan_identity
 from taktd.engines.plan_cache import PlanCache
 from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
@@ -284,9 +284,9 @@ def test_too_little_memory_for_the_weights_is_no_fault_of_the_plan(
     identity = plan_identity(spec, device, device.driver_version, library, options)
     PlanCache(tmp_path / "cache").store(identity, built(library, spec))
     fake_cuda.control.memory_bytes = 4096
-    with pytest.raises(EngineFailure) as caught:
+    with pytest.raises(DeviceFailure) as caught:
         open_engine(spec, device, options)
-    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
+    assert (caught.value.kind, caught.value.sticky) == (FailureKind.OUT_OF_MEMORY, False)
     fake_cuda.control.memory_bytes = 1 << 30
     fake_cuda.inject("cuMemAlloc", simulated.ECC, sticky=True, times=1)
     with pytest.raises(DeviceFailure) as broken:
