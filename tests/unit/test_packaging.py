@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,13 @@ def test_only_what_fails_at_once_uses_the_starts_up() -> None:
     assert number["StartLimitBurst"] * number["WatchdogSec"] > number["StartLimitIntervalSec"]
     assert number["StartLimitBurst"] * 0.2 < number["StartLimitIntervalSec"]
     assert "RestartSec=200ms\n" in UNIT
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGING / "debian").glob("*.lintian-overrides")), ids=lambda file: file.name)
+def test_each_override_has_its_reason_above_it(file: Path) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    bare = [line for above, line in pairwise(["", *lines]) if not line.startswith("#") and not above.startswith("#")]
+    assert bare == []
 
 
 def test_drop_ins_say_how_they_are_enabled() -> None:
