@@ -284,6 +284,8 @@ class Devices(Mapping[str, ServedDevice]):
         able = [m for m in self.line(device) if m is not device.serving and self._can_take(device, m)]
         if not device.switches and able and able[0] is not device.member and self._patient(device):
             able = []
+        if self._writer(device) is not None:
+            able = []
         if able:
             _core.succession_set(device.lanes.ledger_fd, able[0].id)
         elif device.serving is not None:
@@ -291,6 +293,13 @@ class Devices(Mapping[str, ServedDevice]):
         home = device.member
         if device.serving is not None and device.serving is not home and home in able and not self.changing:
             self._give_back(device, home)
+
+    def _writer(self, device: ServedDevice) -> Member | None:
+        """Who has died on a GPU and is not gone: until then the card may write where it answered.
+
+        Whoever took over answers in the other output area. A third one would answer in that one again.
+        """
+        return next((m for m in self._dying if m.plan.device.gpu and device.name in m.devices), None)
 
     def _can_take(self, device: ServedDevice, member: Member) -> bool:
         return member not in self._dying and device.lanes.synced(member)
@@ -326,6 +335,8 @@ class Devices(Mapping[str, ServedDevice]):
         try:
             if not await self.until(lambda: device.lanes.synced(to) or not to.ready, SYNC_S_MAX) or not to.ready:
                 raise PassOverFailed(f"{to} {to.process.error or 'does not follow'}")
+            if not await self.until(lambda: self._writer(device) is None, SYNC_S_MAX):
+                raise PassOverFailed(f"{self._writer(device)} is dead and not gone: its GPU may write over answers")
             _core.succession_set(device.lanes.ledger_fd, to.id)
             before = device.serving
             if before is not None and before is not to:
