@@ -7,8 +7,8 @@ one lane. Who calls it: control programs, `taktctl`, the gateway.
 
 A lane belongs to one thread at a time; the lanes of one node may be in different threads. After `os.fork()` a child
 must not use its parent's nodes and lanes. A lane ends when the daemon ends or refuses to go on (`Detached`): attach
-again. An executor that dies and is replaced does not end it. (Re-attaching by itself would belong into `Lane`, where
-`Detached` is raised.)
+again, or have it attached again by itself (`Node.attach`, reattach). An executor that dies and is replaced does not end
+it.
 """
 
 from __future__ import annotations
@@ -422,13 +422,19 @@ class Lane:
     def ticks(self, period_us: float | None = None) -> Iterator[Tick]:
         """A beat without drift: yields at once, then at each multiple of the period after that; never re-aligns.
 
-        The period is the loop's own; a model lane has none and needs `period_us`. Cycles that have gone by completely
-        are skipped and counted in `tick.missed`.
+        The period is the loop's own, also after a lane came back with another one (`reattach`); a model lane has none
+        and needs `period_us`. Cycles that have gone by completely are skipped and counted in `tick.missed`.
         """
         period_ns = self.period_ns if period_us is None else _ns(period_us)
         if period_ns <= 0:
             raise InvalidInput(f'"{self.name}" has no period of its own: ticks(period_us=…) with a number above 0')
-        return _ticks(period_ns)
+        return self._ticks(None if period_us is None else period_ns)
+
+    def _ticks(self, period_ns: int | None) -> Iterator[Tick]:
+        index, release_ns = 0, 0
+        while True:
+            index, release_ns, missed = _core.tick_next(index, release_ns, period_ns or self.period_ns)
+            yield Tick(index, release_ns, missed)
 
     # Leaving ------------------------------------------------------------------------------------------------------
 
@@ -523,13 +529,6 @@ def connect(path: str | os.PathLike[str] | None = None, *, timeout_us: float = 0
     Raises NotConnected that names the paths looked at, Denied, Incompatible.
     """
     return Node(_core.ClientNode(None if path is None else os.fspath(path), _ns(timeout_us)))
-
-
-def _ticks(period_ns: int) -> Iterator[Tick]:
-    index, release_ns = 0, 0
-    while True:
-        index, release_ns, missed = _core.tick_next(index, release_ns, period_ns)
-        yield Tick(index, release_ns, missed)
 
 
 def _ns(us: float) -> int:

@@ -183,7 +183,7 @@ class FrontDesk:
         self._uncharge(lane)
         log("warning", f"lane of {lane.name} ended: {why}", lane=lane.id, client=connection)
         if isinstance(connection, Connection):
-            connection.lane_ended(lane, f"lane of {lane.name} ended: {why}; attach again")
+            connection.lane_ended(lane, why)
 
     def local_answer(self, lane: Lane) -> bytes:
         loop = self._supervisor.configuration.loops.get(lane.name) if lane.kind is Kind.LOOP else None

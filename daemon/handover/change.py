@@ -19,10 +19,10 @@ from taktd.daemon.doors.lane_protocol import Kind
 from taktd.daemon.handover.gpu_room import NoRoom, make_room
 from taktd.daemon.handover.probation import Probation
 from taktd.daemon.logbook import log
-from taktd.daemon.supervision.device_plan import DevicePlan
+from taktd.daemon.supervision.device_plan import DevicePlan, LaneSignature
 from taktd.daemon.supervision.devices import Devices, PassOverFailed
 from taktd.daemon.supervision.gpu_twins import twins
-from taktd.daemon.supervision.lanes import Arrangement, Full, Lane
+from taktd.daemon.supervision.lanes import Arrangement, Full, Lane, LaneState
 from taktd.daemon.supervision.member import Member, Schedule, TooMuch
 from taktd.daemon.supervision.served_device import ServedDevice
 
@@ -72,6 +72,7 @@ class Change:
         )  # fmt: skip
         self.parts: list[Part] = []
         self.removed: list[ServedDevice] = []
+        self.ended: list[str] = []  # of clients that lost their lane by it, for people
         self._before = list(devices.values())
         self._epochs = {member: member.epoch for member in devices.members}
         self._schedules: dict[Member, Schedule | None] = {}
@@ -198,7 +199,10 @@ class Change:
         models = [lane for lane in lanes.lanes.values() if lane.kind is Kind.MODEL]
         ending += [lane for lane in models if to is None or not lanes.shall_have(to, lane)]
         for lane in ending:
-            lanes.end(lane, _why_ended(lane, after))
+            why = _why_ended(lane, after, self.configuration)
+            if lane.kind is Kind.LOOP and lane.state is LaneState.ATTACHED:
+                self.ended.append(f"lane of {lane.name} ended, {lane.owner} has to attach again: {why}")
+            lanes.end(lane, why)
         await self.devices.until(lambda: not any(lane.waiting for lane in ending), END_S_MAX)
 
     async def take_back(self, why: str) -> None:
@@ -284,8 +288,14 @@ class Change:
             await self.devices.until(lambda: all(m.process.stopped.is_set() for m in live), DRAIN_S_MAX)
 
 
-def _why_ended(lane: Lane, after: Arrangement) -> str:
-    if lane.name in after:
-        return "its tensors or its contract have changed in the configuration"
-    what = "loop" if lane.kind is Kind.LOOP else "model"
-    return f"the {what} is not served here any more by the configuration"
+def _why_ended(lane: Lane, after: Arrangement, configuration: Configuration) -> str:
+    if lane.kind is Kind.MODEL:
+        if lane.name in configuration.models:
+            return "its tensors, slots or device changed in the configuration"
+        return "the model is not in the configuration any more"
+    now = after[lane.name].signature if lane.name in after else None
+    if isinstance(lane.signature, LaneSignature) and isinstance(now, LaneSignature):
+        return f"{lane.signature.changed(now)} in the configuration"
+    if lane.name in configuration.loops:
+        return f"its device changed to {configuration.loops[lane.name].device} in the configuration"
+    return "the loop is not in the configuration any more"

@@ -94,8 +94,8 @@ def _lane(lanes: DeviceLanes, plan: DevicePlan, entry: dict[str, object], memory
         model = next((one for one in plan.models if one.name == entry["model"]), None)
         if model is None or not isinstance(owner, dict):
             return None
-        signature = model_signature(model, plan.inspections[model.name])
-        lane = Lane(index, Kind.MODEL, model.name, model.name, block, memory, signature)
+        tensors = model_signature(model, plan.inspections[model.name])
+        lane = Lane(index, Kind.MODEL, model.name, model.name, block, memory, tensors)
     if isinstance(owner, dict) and entry.get("attached"):
         lane.id, lane.token = owner["id"], owner["token"]
         lane.state, lane.owner = LaneState.ATTACHED, Unclaimed()

@@ -123,8 +123,8 @@ class Reloader:
         if not changed and not outdated and not await self._content_changed(new):
             return "reload: nothing has changed"
         what = ", ".join(changed) or ("taktd itself" if outdated else "the content of model files")
-        await self._change(new, f"reload of {what}")
-        return f"reload: epoch {supervisor.epoch}, changed {what}"
+        ended = await self._change(new, f"reload of {what}")
+        return "\n".join([f"reload: epoch {supervisor.epoch}, changed {what}", *ended])
 
     def _left_out(self) -> list[str]:
         """What runs by the configuration and is not admitted, or does not run: said at each change anew."""
@@ -150,8 +150,8 @@ class Reloader:
         except ModelRefused as refused:
             raise ControlError(str(refused), "the running configuration stays") from None
 
-    async def _change(self, new: Configuration, what: str) -> None:
-        """Raises ControlError; then everything is as it was."""
+    async def _change(self, new: Configuration, what: str) -> list[str]:
+        """Which clients lost their lane by it, for people. Raises ControlError; then everything is as it was."""
         supervisor = self._supervisor
         self.doing = what
         try:
@@ -171,6 +171,7 @@ class Reloader:
             supervisor.watch.certify([part.device.name for part in change.parts])
             for line in self._left_out():
                 log("warning", line, epoch=supervisor.epoch)
+            return change.ended
         except (NotAdmitted, FallbackRefused) as refused:
             raise ControlError(f"{what}: {refused}", "the running configuration stays") from None
         except ChangeRefused as refused:

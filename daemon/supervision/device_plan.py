@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from taktd.daemon.config.configuration import Configuration, Device, Loop, Model
+from taktd.daemon.config.durations import format_duration
 from taktd.daemon.supervision.fallback import fallback_problems
 
 Inspection = dict[str, Any]
@@ -93,9 +94,35 @@ def _served(loop: Loop) -> dict[str, Any]:
     return fields | {"stood_in_for": loop.stood_in_for}
 
 
-def lane_signature(loop: Loop, inspection: Inspection) -> tuple[Any, ...]:
+class LaneSignature(NamedTuple):
     """All that a loop's lane says about itself: while it stays the same a client keeps its lane."""
-    return (
+
+    model: str
+    period_ns: int
+    deadline_ns: int
+    jitter_ns: int
+    trigger: str
+    slots: int
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    def changed(self, after: LaneSignature) -> str:
+        """What is different, for the client whose lane ends by it."""
+        changes = []
+        for key, old, new in zip(self._fields, self, after, strict=True):
+            if old != new:
+                values = f" from {_told(key, old)} to {_told(key, new)}" if key not in ("inputs", "outputs") else ""
+                changes.append(f"its {key.removesuffix('_ns')} changed{values}")
+        return ", ".join(changes)
+
+
+def _told(key: str, value: Any) -> str:
+    return format_duration(value) if key.endswith("_ns") else str(value)
+
+
+def lane_signature(loop: Loop, inspection: Inspection) -> LaneSignature:
+    """Of a loop as configured, with the tensors of its model."""
+    return LaneSignature(
         loop.model, loop.period_ns, loop.deadline_ns, loop.jitter_ns, loop.trigger, loop.slots,
         *tensor_signature(inspection),
     )  # fmt: skip
@@ -106,11 +133,12 @@ def model_signature(model: Model, inspection: Inspection) -> tuple[Any, ...]:
     return (model.name, model.slots, inspection["dynamic"], *tensor_signature(inspection))
 
 
-def tensor_signature(inspection: Inspection) -> tuple[Any, ...]:
-    """Names, types and shapes of a model's tensors."""
-    return tuple(
+def tensor_signature(inspection: Inspection) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Names, types and shapes of a model's inputs, and of its outputs."""
+    inputs, outputs = (
         tuple((t["name"], t["dtype"], tuple(t["dims"])) for t in inspection[side]) for side in ("inputs", "outputs")
     )
+    return inputs, outputs
 
 
 def plans_of(configuration: Configuration, inspections: Mapping[str, Inspection]) -> dict[str, DevicePlan]:

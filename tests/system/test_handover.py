@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from taktd.daemon.control_client import AnswerNo
-from taktd.ipc import TaktError
+from taktd.ipc import Detached, TaktError
 from tests import models
 from tests.conftest import Start
 from tests.running import Running, eventually
@@ -262,36 +263,64 @@ Check = Callable[[Running, Walking], None]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "path", "value", "keeps"),
+    ("old", "new", "path", "value", "ended"),
     [
-        ("budget: 2ms, fallback", "budget: 3ms, fallback", "cost_ns", 3_000_000, True),
-        ("budget: 2ms, fallback", "budget: 2ms, on_late: run, fallback", "on_late", "run", True),
-        ("[cpu1, hold]", "[cpu1]", "fallback", [{"kind": "device", "device": "cpu1", "model": "policy"}], True),
-        ("period: 10ms", "period: 8ms", "period_ns", 8_000_000, False),
-        ("one.onnx", "wide.onnx", "model", "policy", False),
-        ("model: policy, device: cpu0", "model: policy, device: cpu1", "device", "cpu1", False),
+        ("budget: 2ms, fallback", "budget: 3ms, fallback", "cost_ns", 3_000_000, ""),
+        ("budget: 2ms, fallback", "budget: 2ms, on_late: run, fallback", "on_late", "run", ""),
+        ("[cpu1, hold]", "[cpu1]", "fallback", [{"kind": "device", "device": "cpu1", "model": "policy"}], ""),
+        (
+            "period: 10ms",
+            "period: 8ms",
+            "period_ns",
+            8_000_000,
+            "its period changed from 10ms to 8ms, its deadline changed from 10ms to 8ms",
+        ),
+        ("one.onnx", "wide.onnx", "model", "policy", "its outputs changed"),
+        ("model: policy, device: cpu0", "model: policy, device: cpu1", "device", "cpu1", "its device changed to cpu1"),
     ],
 )
-def test_a_reload_keeps_clients_whose_lane_stays_the_same(
-    taktd: Start, folder: Path, old: str, new: str, path: str, value: Any, keeps: bool
+def test_a_reload_keeps_clients_whose_lane_stays_the_same_and_tells_the_others_and_who_reloads_why(
+    taktd: Start, folder: Path, old: str, new: str, path: str, value: Any, ended: str
 ) -> None:
     running = taktd(yaml(folder))
     text = yaml(folder).replace(old, new)
     if value == "cpu1":
         text = text.replace("fallback: [cpu1, hold]", "fallback: [cpu0, hold]")
     with Walking(running) as walking:
-        swap(running, text)
+        told = swap(running, text)
         assert running.loop("walk")[path] == value
-        if keeps:
-            home_again(running, walking)
-        else:
+        if ended:
             eventually(lambda: walking.error is not None, 5, "the client is told that its lane is over")
-    if keeps:
+            assert f"{ended} in the configuration; attach again" in str(walking.error)
+            assert f"(uid {os.getuid()}, pid {os.getpid()}) has to attach again: {ended}" in told, told
+        else:
+            home_again(running, walking)
+            assert "attach again" not in told
+    if not ended:
         walking.reconcile()
     assert running.ask("status")["epoch"] == 2
     with Walking(running) as again:
         eventually(lambda: again.journal["ok", "primary"] > 5, 10)
     assert again.error is None
+
+
+def test_a_lane_that_comes_back_after_a_reload_is_paced_by_the_new_period(taktd: Start, folder: Path) -> None:
+    running = taktd(yaml(folder))
+    with running.connect() as node, node.attach("walk", reattach=True) as lane:
+        ticks = lane.ticks()
+        next(ticks)
+        assert lane.infer().ok
+        swap(running, yaml(folder).replace("period: 10ms", "period: 13ms"))
+
+        def back() -> bool:
+            with suppress(Detached):  # the end is told, and each time that there is no other lane yet
+                return len(lane.inputs) > 0
+            return False
+
+        eventually(back, 10, "the lane comes back")
+        first, second = next(ticks), next(ticks)
+        assert second.release_ns - first.release_ns == 13_000_000 * (1 + second.missed)
+        assert lane.infer().ok
 
 
 def test_loops_models_and_devices_come_and_go(taktd: Start, folder: Path) -> None:
