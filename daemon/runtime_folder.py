@@ -2,7 +2,8 @@
 
 Runtime folder (sockets, lock; gone after a reboot): $RUNTIME_DIRECTORY (systemd), $TAKTD_RUNTIME_DIR, /run/taktd for
 root, $XDG_RUNTIME_DIR/taktd otherwise. State folder (caches, recordings): $STATE_DIRECTORY, $TAKTD_STATE_DIR,
-/var/lib/taktd, $XDG_STATE_HOME/taktd. Clients look for the socket by the same names (see `lane_socket_path`).
+/var/lib/taktd for root, $XDG_STATE_HOME/taktd otherwise. Either is one taktd's alone. Clients look for the socket by
+the same names (see `lane_socket_path`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LANES_SOCKET: Final = "lanes.sock"
 CONTROL_SOCKET: Final = "control.sock"
 EXECUTORS_SOCKET: Final = "executors.sock"
 LOCK_FILE: Final = "taktd.lock"
+STATE_LOCK_FILE: Final = "state.lock"  # another name: one folder may be both
 EXECUTORS_FILE: Final = "executors.json"
 OPEN_TO_ALL: Final = 0o111  # umasks at bind; rights are judged by peer
 OPEN_TO_US: Final = 0o177
@@ -39,7 +41,7 @@ class AlreadyRunning(Exception):
     """Another taktd has the folder; pid is 0 where it is not known."""
 
     def __init__(self, folder: Path, pid: int) -> None:
-        super().__init__(f"another taktd{f' (pid {pid})' if pid else ''} serves {folder}")
+        super().__init__(f"another taktd{f' (pid {pid})' if pid else ''} uses {folder}")
         self.folder, self.pid = folder, pid
 
 
@@ -125,9 +127,9 @@ class FolderLock:
         os.close(self.descriptor)
 
 
-def lock_folder(folder: Path) -> FolderLock:
+def lock_folder(folder: Path, name: str = LOCK_FILE) -> FolderLock:
     """Take the folder's lock or raise AlreadyRunning."""
-    path = folder / LOCK_FILE
+    path = folder / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -123,7 +123,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Serve until told to stop, or to make room for another taktd; the exit code."""
-        lock = self._prepare()
+        locks = self._prepare()
         self._failure = asyncio.get_running_loop().create_future()
         self._listen_to_signals()
         work = asyncio.create_task(self._serve())
@@ -143,13 +143,14 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(work, stop, *watches, return_exceptions=True)
             await (self.takeover.hand_over() if self._handing_over else self._end())
-            lock.close()
+            for lock in locks:
+                lock.close()
 
-    def _prepare(self) -> runtime_folder.FolderLock:
-        """Folders and lock. Raises StartRefused."""
+    def _prepare(self) -> list[runtime_folder.FolderLock]:
+        """Folders and their locks. Raises StartRefused."""
         try:
             runtime_folder.make_folder(self.runtime, 0o755)
-            lock = runtime_folder.lock_folder(self.runtime)
+            locks = [runtime_folder.lock_folder(self.runtime)]
         except runtime_folder.FolderRefused as refused:
             raise StartRefused(str(refused)) from None
         except runtime_folder.AlreadyRunning as running:
@@ -159,13 +160,17 @@ class Supervisor:
             raise StartRefused(f"{self.runtime} can't be locked: {error.strerror}") from None
         try:
             runtime_folder.make_folder(self.state, 0o750, runtime_folder.STATE_HINT)
-        except runtime_folder.FolderRefused as refused:
+            locks.append(runtime_folder.lock_folder(self.state, runtime_folder.STATE_LOCK_FILE))
+        except (runtime_folder.FolderRefused, OSError) as refused:
             log("warning", f"nothing is remembered over a restart: {refused}")
+        except runtime_folder.AlreadyRunning as running:
+            hint = "stop it first, or give this one a folder of its own in TAKTD_STATE_DIR, too"
+            raise StartRefused(f"{running} for what it remembers\n  to do: {hint}") from None
         # Each lane costs two descriptors; executors inherit the limit.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return lock
+        return locks
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -345,9 +350,9 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Doors open, every loop that was admitted is answered by an executor."""
+        """Programs can attach, and every loop that was admitted is answered by an executor, be it its stand-in."""
         doors = self.lane_door is not None and self.control_door is not None
-        return doors and bool(self.devices) and all(device.serving for device in self.devices.values())
+        return doors and bool(self.devices) and not any(device.unanswered() for device in self.devices.values())
 
     @property
     def certified(self) -> bool:

@@ -534,15 +534,21 @@ def test_a_client_that_is_killed_meanwhile_loses_its_lane_to_the_next(reign: Any
     assert other.error is None
 
 
-def test_a_second_daemon_refuses_while_the_first_one_lives(reign: Any, folder: Path) -> None:
+@pytest.mark.parametrize("shared", ["TAKTD_RUNTIME_DIR", "TAKTD_STATE_DIR"])
+def test_a_second_daemon_refuses_a_folder_that_the_first_one_lives_in(
+    reign: Any, folder: Path, tmp_path: Path, shared: str
+) -> None:
     running = reign(yaml(folder))
     executors = running.executors()
+    elsewhere = {name: str(tmp_path / "second" / name) for name in ("TAKTD_RUNTIME_DIR", "TAKTD_STATE_DIR")}
     second = subprocess.run(
         [sys.executable, "-m", "taktd.daemon", "--config", str(running.file)],
-        env=running.environment, capture_output=True, text=True, timeout=30,
+        env=running.environment | elsewhere | {shared: running.environment[shared]},
+        capture_output=True, text=True, timeout=30,
     )  # fmt: skip
     assert second.returncode == 1
-    assert f"another taktd (pid {running.process.pid})" in second.stderr
+    assert f"another taktd (pid {running.process.pid}) uses {running.environment[shared]}" in second.stderr
+    assert f"a folder of its own in {shared}" in second.stderr
     assert running.executors() == executors
 
 
