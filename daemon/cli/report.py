@@ -42,12 +42,12 @@ def _end(answer: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]],
 @click.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Whether every executor and front door serves.
+    """Whether every executor and front door serves, and every loop is answered.
 
-    Exit code 0: all of them; 1: some don't (the answer is printed all the same); 3: no taktd.
+    Exit code 0: all of them; 1: some don't (the answer is printed all the same, and says which); 3: no taktd.
     """
     answer = _ask("status", as_json)
-    _end(answer, as_json, _show_status, FINE if answer["ready"] else NO)
+    _end(answer, as_json, _show_status, NO if answer["not_serving"] else FINE)
 
 
 @click.command()
@@ -125,6 +125,8 @@ def _show_status(answer: dict[str, Any]) -> None:
     state = "[green]ready[/]" if answer["ready"] else "[bold red]not ready[/]"
     promise = "certified" if answer["certified"] else "not certified"
     head = f"{escape(answer['node'])}: {state}, {promise}, epoch {answer['epoch']}, taktd {answer['version']}"
+    if answer["not_serving"]:
+        head += f"\n[bold red]not served[/]: {escape('; '.join(answer['not_serving']))}"
     executors = _table("executor", "role", "pid", "ready", "restarts", "rights", "note")
     for executor in answer["executors"]:
         rights = executor["rights"]

@@ -32,9 +32,9 @@ def daemon_version() -> str:
 def status_line(supervisor: Supervisor) -> str:
     """One line for systemd and the log."""
     devices = supervisor.devices.values()
-    up = [d for d in devices if d.serving]
-    if missing := [f"{d.name}: {d.doing}" for d in devices if not d.serving]:
+    if missing := [text for d in devices if (text := d.unanswered())]:
         return f"not ready: {'; '.join(missing)}"
+    up = [d for d in devices if d.serving]
     loops = _counted(sum(len(d.served_loops()) for d in up), "loop")
     served_by = [(d, d.serving.home) for d in up if d.serving and d.role == STAND_IN]
     stand_ins = [f"{d.name} by its stand-in {home} ({d.doing})" for d, home in served_by]
@@ -42,6 +42,18 @@ def status_line(supervisor: Supervisor) -> str:
     refused = f", by the configuration before: {supervisor.file} is refused" if supervisor.refused else ""
     certified = "certified" if supervisor.certified else "not certified"
     return f"{loops} on {_counted(len(up), 'device')}, {certified}{told}{refused}"
+
+
+def _not_serving(supervisor: Supervisor, doors: list[dict[str, Any]]) -> list[str]:
+    """What does not serve though it should: loops that nobody answers, executors (also where a stand-in answers all of
+    their loops), doors. `taktctl status` exits 0 only where there is none."""
+    missing = []
+    for device in supervisor.devices.values():
+        unanswered = device.unanswered()
+        if unanswered or not device.process.ready:
+            missing.append(unanswered or f"executor {device.name}: {device.doing}")
+    missing += [f"door {door['name']}" for door in doors if not door["serving"]]
+    return missing or ([] if supervisor.ready else ["devices: models are being inspected"])
 
 
 def _counted(number: int, noun: str) -> str:
@@ -77,8 +89,8 @@ class StatusBook:
         if s.http_door is not None:
             doors.append(s.http_door.as_json())
         return {
-            "ready": s.ready and all(door["serving"] for door in doors),
-            "live": True, "certified": s.certified, "epoch": s.epoch, "node": s.configuration.node.name,
+            "ready": s.ready, "not_serving": _not_serving(s, doors), "live": True, "certified": s.certified,
+            "epoch": s.epoch, "node": s.configuration.node.name,
             "pid": os.getpid(), "version": daemon_version(), "stopping": s.stopping,
             "configuration": str(s.file), "refused": s.refused, "state_folder": str(s.state),
             "executors": [device.as_json() for device in s.devices.values()],
@@ -150,10 +162,8 @@ class StatusBook:
 
     def _service(self, name: str, device: ServedDevice) -> dict[str, Any]:
         """Who serves a loop, since when and why, and whether its deadlines are promised."""
-        serving, schedule = device.serving, device.schedule
-        by: str | None = serving.home if serving is not None else None
-        if serving is not None and (serving.schedule is None or name not in serving.schedule.serve["tasks"]):
-            by = None  # a stand-in for other loops of the device, or the loop was shed
+        serving, schedule = device.served_by(name), device.schedule
+        by = serving.home if serving is not None else None
         missing = "nobody serves it" if by is None else ""
         reason = missing or device.not_certified() or self._supervisor.devices.stand_in_reason(name, device)
         return {

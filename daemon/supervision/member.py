@@ -136,6 +136,11 @@ class Member:
     def ready(self) -> bool:
         return self.process.ready
 
+    def answers(self, loop: str) -> bool:
+        """Whether it has been told to serve the loop, at home or as a stand-in."""
+        told = self.schedule.serve if self.schedule is not None else self._served
+        return loop in told.get("tasks", ())
+
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices whose ledger it can serve: its own, then those it stands in for."""

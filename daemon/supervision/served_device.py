@@ -116,6 +116,21 @@ class ServedDevice:
         shed = self.schedule.shed if self.schedule else {}
         return [loop.name for loop in self.member.plan.loops if loop.name not in shed]
 
+    def served_by(self, loop: str) -> Member | None:
+        """Who answers the loop now. Not whoever stands in for other loops of the device alone, nor if it was shed."""
+        return self.serving if self.serving is not None and self.serving.answers(loop) else None
+
+    def unanswered(self) -> str:
+        """What of the device nobody answers, and why; "" where each of its admitted loops is answered.
+
+        A device that has no loops is there for its models: somebody has to serve it.
+        """
+        if self.serving is None:
+            return f"{self.name}: {self.doing}"
+        # A change passes loops over before `member` is its executor: what the one that serves has, it answers.
+        missing = [] if self.role == PRIMARY else [name for name in self.served_loops() if not self.served_by(name)]
+        return f"{self.name}: {_listed(missing)} answered by nobody ({self.doing})" if missing else ""
+
     @property
     def certified(self) -> bool:
         """Admitted on measurements that hold for the machine as it is now, and served by its own executor."""
@@ -190,3 +205,7 @@ class ServedDevice:
 
     def close(self) -> None:
         self.lanes.close()
+
+
+def _listed(loops: list[str]) -> str:
+    return f"loop {loops[0]} is" if len(loops) == 1 else f"loops {', '.join(loops)} are"

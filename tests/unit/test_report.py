@@ -25,7 +25,7 @@ def loop(**more: Any) -> dict[str, Any]:
 def shown(monkeypatch: pytest.MonkeyPatch, command: str, *loops: dict[str, Any]) -> str:
     answer = {
         "node": "n", "ready": True, "certified": True, "epoch": 1, "version": "1", "executors": [], "doors": [],
-        "refused": "", "shadow": None, "faults": [], "loops": list(loops),
+        "refused": "", "not_serving": [], "shadow": None, "faults": [], "loops": list(loops),
     }  # fmt: skip
     monkeypatch.setattr(report, "ask", lambda op: answer)
     ended = CliRunner().invoke(getattr(report, command))
