@@ -19,7 +19,7 @@ from taktd.daemon.config.configuration import Configuration
 from taktd.daemon.config.keeping import NotKept, keep, restore
 from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
 from taktd.daemon.logbook import log
-from taktd.daemon.runtime_folder import EXECUTORS_FILE
+from taktd.daemon.runtime_folder import EXECUTORS_FILE, EXECUTORS_SOCKET
 from taktd.daemon.supervision.device_plan import Inspection
 
 KEY: Final = "taktd executors 1"
@@ -83,8 +83,9 @@ def write_down(
 
 
 def forget(folder: Path) -> None:
-    """Nobody is left."""
+    """Nobody is left, nor the private socket of a supervisor that was killed while it took executors over."""
     (folder / EXECUTORS_FILE).unlink(missing_ok=True)
+    (folder / EXECUTORS_SOCKET).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> Predecessor | None:

@@ -10,8 +10,12 @@ import socket
 import stat
 from pathlib import Path
 
+import grpc
 import pytest
 
+from taktd.daemon.runtime_folder import CONTROL_SOCKET, EXECUTORS_SOCKET, LANES_SOCKET
+from taktd.ipc.grpc import inference_pb2 as pb
+from taktd.ipc.grpc import inference_pb2_grpc
 from tests import models
 from tests.conftest import Start
 from tests.running import Running, eventually
@@ -99,3 +103,58 @@ def test_a_gateway_that_is_stopped_while_it_starts_ends_without_a_complaint(takt
     assert running.stop() == 0
     assert "Traceback" not in running.log, running.log
     assert "InvalidStateError" not in running.log
+
+
+@pytest.mark.parametrize("door", ["grpc", "zmq", "events"])
+def test_a_socket_that_somebody_listens_at_is_left_to_him_and_a_dead_one_is_replaced(tmp_path: Path, door: str) -> None:
+    models.identity(tmp_path / "id.onnx", (1, 4))
+    running = Running(tmp_path, BASE.format(folder=tmp_path) + "grpc: {}\nzmq: {}\n")
+    running.runtime.mkdir()
+    file = running.runtime / f"{door}.sock"
+    try:
+        with socket.socket(socket.AF_UNIX) as somebody:
+            somebody.bind(str(file))
+            somebody.listen()
+            inode = file.stat().st_ino
+            running.start().await_ready()
+            eventually(lambda: "somebody listens at" in running.log, within_s=60)
+            with running.connect() as node, node.attach("id") as lane:
+                assert lane.infer(timeout_us=5e6).ok
+            with socket.socket(socket.AF_UNIX) as visitor:
+                visitor.connect(str(file))
+            assert file.stat().st_ino == inode
+        # His end leaves the file behind.
+        eventually(lambda: bool(gateway_of(running)["ready"]), within_s=60)
+        with socket.socket(socket.AF_UNIX) as visitor:
+            visitor.connect(str(file))
+        running.remember_family()
+        assert running.stop() == 0
+    finally:
+        running.close()
+
+
+def test_loopback_may_be_open_to_this_machine(taktd: Start, tmp_path: Path) -> None:
+    running = taktd(configured(tmp_path, '  - {{listen: "127.0.0.1:0", insecure: loopback}}\n'))
+    eventually(lambda: bool(gateway_of(running)["ready"]))
+    (address,) = (door["address"] for door in running.ask("status")["doors"] if door["name"] == "grpc")
+    request = pb.ModelInferRequest(model_name="id", raw_input_contents=[bytes(16)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    with grpc.insecure_channel(address) as channel:
+        reply = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=20)
+    assert reply.raw_output_contents[0] == bytes(16)
+
+
+def test_sockets_of_a_taktd_that_lost_its_power_are_in_nobodys_way_and_go_with_the_next_stop(
+    taktd: Start, tmp_path: Path
+) -> None:
+    running = taktd(configured(tmp_path, '  - {{listen: "unix:"}}\n') + "zmq: {}\n")
+    assert running.stop() == 0
+    for name in (LANES_SOCKET, CONTROL_SOCKET, EXECUTORS_SOCKET, "grpc.sock", "zmq.sock", "events.sock"):
+        with socket.socket(socket.AF_UNIX) as left_over:
+            left_over.bind(str(running.runtime / name))
+    running.start().await_ready()
+    doors = running.ask("status")["doors"]
+    assert len(doors) >= 3
+    assert all(door["serving"] for door in doors), doors
+    assert running.stop() == 0
+    assert list(running.runtime.glob("*.sock")) == []

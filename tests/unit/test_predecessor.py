@@ -13,7 +13,7 @@ import pytest
 from taktd.daemon.config.configuration import Configuration, load
 from taktd.daemon.config.keeping import NotKept, keep, restore
 from taktd.daemon.handover import predecessor
-from taktd.daemon.runtime_folder import EXECUTORS_FILE
+from taktd.daemon.runtime_folder import EXECUTORS_FILE, EXECUTORS_SOCKET
 
 YAML = """\
 devices:
@@ -67,8 +67,10 @@ def test_only_processes_with_their_start_time_are_expected(tmp_path: Path, confi
     found = predecessor.read(tmp_path)
     assert found is not None
     assert not found.alive
+    (tmp_path / EXECUTORS_SOCKET).touch()
     predecessor.forget(tmp_path)
     assert predecessor.read(tmp_path) is None
+    assert not (tmp_path / EXECUTORS_SOCKET).exists()
 
 
 def test_a_damaged_file_is_no_predecessor(tmp_path: Path, configuration: Configuration) -> None:
