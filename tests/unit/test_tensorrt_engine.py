@@ -108,6 +108,38 @@ def test_the_copies_of_a_discrete_gpu_go_straight_to_the_slot(
     engine.close()
 
 
+@pytest.mark.parametrize(("integrated", "contexts", "moves"), [(0, 2, 1), (1, 2 + 3, 0)])
+def test_there_is_a_context_a_batch_size_and_a_graph_a_slot(
+    fake_cuda: Simulated, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    integrated: int, contexts: int, moves: int,
+) -> None:  # fmt: skip
+    """Slots of a discrete GPU share the context; on an integrated one each has its own, since it works in place."""
+    fake_cuda.control.integrated = integrated
+    made = []
+    create = library.module.ICudaEngine.create_execution_context
+    monkeypatch.setattr(
+        library.module.ICudaEngine, "create_execution_context", lambda *given: (made.append(1), create(*given))[1]
+    )
+    device = CudaDevice(0)
+    spec = spec_of(models.mlp(tmp_path / "m.onnx", batch="N"), {}, 2)
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    slots = [(Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))) for _ in range(3)]
+    runs, captures = [], []
+    for obs, actions in slots:
+        mark = fake_cuda.mark()
+        runs.append(engine.bind([obs.tensor], [actions.tensor]))
+        calls = fake_cuda.calls_since(mark)
+        captures.append(calls[calls.index("cuStreamBeginCapture") + 1 : calls.index("cuStreamEndCapture")])
+    copies = ["cuMemcpyAsync"] * moves
+    assert captures == [[*copies, "cuLaunchHostFunc", *copies, "cuStreamWriteValue32"]] * 3
+    assert len(made) == contexts
+    assert fake_cuda.live()["exec"] == 3
+    for run in runs:
+        release(run)
+    engine.close()
+    device.close()
+
+
 def test_an_integrated_gpu_copies_only_what_must_not_change_under_it(
     fake_cuda: Simulated, library: Library, tmp_path: Path
 ) -> None:
