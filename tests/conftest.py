@@ -24,10 +24,10 @@ Start = Callable[..., Running]
 # Whole daemons, killed, flooded and swapped, minutes of it: `make test-long`. `make test` has the rest.
 LONG_FOLDER = "fault"
 LONG_MODULES = {
-    "test_failover.py", "test_front_door_faults.py", "test_gateway_changes.py", "test_gpu.py", "test_gpu_faults.py",
-    "test_grpc.py", "test_handover.py", "test_late_primary.py", "test_listeners.py", "test_local_answer.py",
-    "test_metrics.py", "test_models_and_faults.py", "test_perf_analyzer.py", "test_repository.py",
-    "test_shadow.py", "test_switching.py", "test_tcp_doors.py", "test_zmq.py",
+    "test_doors_alike.py", "test_failover.py", "test_front_door_faults.py", "test_gateway_changes.py", "test_gpu.py",
+    "test_gpu_faults.py", "test_grpc.py", "test_handover.py", "test_late_primary.py", "test_listeners.py",
+    "test_local_answer.py", "test_metrics.py", "test_models_and_faults.py", "test_perf_analyzer.py",
+    "test_repository.py", "test_shadow.py", "test_switching.py", "test_tcp_doors.py", "test_zmq.py",
 }  # fmt: skip
 
 
