@@ -18,6 +18,7 @@ from prometheus_client.registry import CollectorRegistry
 from taktd.daemon.health.status import daemon_version
 from taktd.daemon.limits import KINDS
 from taktd.daemon.supervision.lanes import LaneState
+from taktd.daemon.supervision.served_device import STAND_IN
 from taktd.ipc import _core
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class Collector:
                 ("deadline_seconds", "Declared relative deadline."),
                 ("cost_seconds", "Execution time that admission reckons with."),
                 ("margin_seconds", "Time that is left in the worst case."),
+                ("stand_in_ready", "The loop's stand-in is warm and can be relied on."),
+                ("on_stand_in", "A stand-in answers the loop now."),
             )
         }
         rows: list[tuple[list[str], Statistics]] = []
@@ -170,6 +173,10 @@ class Collector:
             if device is None:
                 continue
             gauges["attached"].add_metric([name], device.lanes.attached(name))
+            gauges["on_stand_in"].add_metric([name], device.serving is not None and device.role == STAND_IN)
+            planned = any(one.name == name for one in device.member.plan.loops)
+            if planned and any(one.kind == "device" for one in loop.fallback):
+                gauges["stand_in_ready"].add_metric([name], not s.devices.stand_in_reason(name, device))
             if device.schedule is not None:
                 task = device.schedule.serve["tasks"].get(name)
                 if task:

@@ -31,6 +31,16 @@ admission: {{on_refusal: uncertified}}
 grpc: {{listen: "unix:"}}
 http: {{listen: "127.0.0.1:0"}}
 """
+STAND_IN = """\
+allow_faults: true
+devices: {{sim0: {{driver: sim, cost: 500us}}, cpu0: {{driver: cpu}}}}
+models: {{id: {{path: {folder}/id.onnx}}}}
+loops:
+  walk: {{model: id, device: sim0, period: 20ms, budget: 3ms, on_late: run, fallback: [cpu0]}}
+  alone: {{model: id, device: cpu0, period: 100ms, budget: 3ms}}
+admission: {{on_refusal: uncertified}}
+http: {{listen: "127.0.0.1:0"}}
+"""
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -115,6 +125,27 @@ def test_an_executor_that_takes_over_is_counted(served: Running) -> None:
     eventually(lambda: bool(samples(served)["taktd_ready", ()]))
     revoked = ("taktd_executor_certificates_revoked_total", (("device", "cpu0"),))
     assert samples(served)[revoked] == before[revoked], "a death takes no proof back"
+
+
+def test_whether_a_stand_in_is_there_and_whether_it_is_needed_is_shown(
+    taktd: Callable[..., Running], tmp_path: Path
+) -> None:
+    models.identity(tmp_path / "id.onnx", (4,))
+    running = taktd(STAND_IN.format(folder=tmp_path))
+    ready, needed = (("taktd_loop_" + name, (("loop", "walk"),)) for name in ("stand_in_ready", "on_stand_in"))
+    eventually(lambda: (samples(running)[ready], samples(running)[needed]) == (1, 0), within_s=30)
+    assert ("taktd_loop_stand_in_ready", (("loop", "alone"),)) not in samples(running)
+    done = running.taktctl("fault", "inject", "sim0", "slow=40x")
+    assert done.returncode == 0, done.stderr
+    with running.connect() as node, node.attach("walk") as lane:
+        for tick in lane.ticks():
+            lane.infer(timeout_us=5e6)
+            if tick.index % 20 == 0 and samples(running)[needed]:
+                break
+            assert tick.index < 1000, "the stand-in was not needed"
+    os.kill(running.executor("cpu0")["pid"], signal.SIGKILL)
+    eventually(lambda: samples(running)[ready] == 0, within_s=30)
+    running.remember_family()
 
 
 @pytest.mark.skipif(not may_have_real_time(), reason="nothing is certified without real-time rights")
