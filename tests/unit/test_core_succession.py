@@ -209,6 +209,7 @@ print("here", flush=True)
 end = time.monotonic_ns() + int(sys.argv[2])
 while time.monotonic_ns() < end:
     pass
+print(time.monotonic_ns(), flush=True)
 """
 
 
@@ -233,6 +234,31 @@ def test_a_core_that_stands_still_is_no_hang_of_its_owner(members: Members, load
     load.finish()
     state = members.state()
     assert (state["owner"], state["fences"]) == (owner.number, 0)
+
+
+@pytest.mark.skipif(not may_have_real_time(), reason="SCHED_FIFO is not permitted here: nothing can take a core away")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core to serve on beside the one that is taken")
+def test_what_the_watcher_did_not_live_through_is_not_counted_against_the_owner(members: Members, load: Load) -> None:
+    """A machine that stood still, its watchers with it, has nobody killed for that time."""
+    taken, serving = sorted(os.sched_getaffinity(0))[:2]
+    owner = first(members)
+    following = standby(members, SHORT)
+    pin(owner.pid, serving)
+    pin(following.pid, taken)
+    load.go(10)
+    load.finish()
+    with subprocess.Popen([sys.executable, "-c", THIEF, str(taken), str(200 * MS)], stdout=subprocess.PIPE) as thief:
+        assert thief.stdout is not None
+        assert thief.stdout.readline() == b"here\n"
+        owner.kill(signal.SIGSTOP)
+        load.client.submit()
+        load.client.ring_if_asked()
+        over_ns = int(thief.stdout.readline())
+    while not members.state()["fences"]:
+        pass
+    assert _core.now() > over_ns + SHORT.hang_after_ns // 2  # at once would mean that the time before was counted
+    assert following.hear() == "hung"
+    load.finish()
 
 
 def pin(pid: int, core: int) -> None:
