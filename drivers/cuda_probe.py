@@ -114,13 +114,13 @@ def _look(only: str) -> dict[str, Any]:
 def main() -> int:
     become_ordinary(int(sys.argv[1]))
     try:
-        print(json.dumps(_look(sys.argv[2])))
+        print(json.dumps(_look(sys.argv[2])), flush=True)
     except DeviceFault as fault:
-        what = str(fault).removesuffix(f". {fault.hint}")
-        print(json.dumps({"error": {"kind": fault.kind.value, "what": what, "hint": fault.hint, "code": fault.code}}))
+        told = {"kind": fault.kind.value, "what": str(fault).removesuffix(f". {fault.hint}"), "hint": fault.hint}
+        print(json.dumps({"error": {**told, "code": fault.code}}), flush=True)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # what a driver does when it takes leave says nothing about its devices

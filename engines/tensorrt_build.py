@@ -291,4 +291,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The plan is on disk and the answer is given: how NVIDIA's libraries take leave of Python is of no interest.
+    os._exit(main())

@@ -472,6 +472,14 @@ def test_a_build_that_fails_says_why(children: Path, library: Library, device: C
         build.wait()
 
 
+def test_a_crash_when_the_library_takes_leave_spoils_no_plan(
+    children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_TENSORRT_LEAVES_BADLY", "1")
+    build, _ = start(library, device, spec_of(models.mlp(tmp_path / "m.onnx", sizes=(4, 2))), tmp_path)
+    assert build.wait().plan
+
+
 def test_a_builder_that_dies_is_told(
     children: Path, library: Library, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,14 @@ As with the real one, the first logger is the logger of all for as long as anyth
 device memory, and the operators that its plugins bring exist only after init_libnvinfer_plugins.
 
 FAKE_TENSORRT_VERSION: 11.4.0.106 (default), 10.16.1.11 or 10.3.0. FAKE_TENSORRT_OLD_DRIVER: it is one that TensorRT
-does not work with. FAKE_TENSORRT_STEP_S: how long each step of a build
-takes. FAKE_TENSORRT_TROUBLE: a file that a test writes; while it says `nan`, outputs are NaN, and while it says
-`slow SECONDS` each run takes that much longer.
+does not work with. FAKE_TENSORRT_LEAVES_BADLY: a process that has loaded it crashes when it ends.
+FAKE_TENSORRT_STEP_S: how long each step of a build takes. FAKE_TENSORRT_TROUBLE: a file that a test writes; while it
+says `nan`, outputs are NaN, and while it says `slow SECONDS` each run takes that much longer.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import enum
 import json
@@ -99,6 +100,10 @@ class Logger(ILogger):
 _made = weakref.WeakSet()
 _logger = None
 _plugins = False
+
+
+if os.environ.get("FAKE_TENSORRT_LEAVES_BADLY"):
+    atexit.register(os.abort)
 
 
 def _begin(made, logger):
