@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -136,3 +137,32 @@ def test_a_header_is_remembered_without_its_id_and_only_where_it_begins_as_recom
 def test_outcomes_have_one_status_and_one_code() -> None:
     assert {o.code for o in Outcome if o.status in ("failed", "lost", "detached")} == {"UNAVAILABLE"}
     assert len({o.value for o in Outcome}) == len(Outcome)
+
+
+def test_tensors_are_views_of_what_came_and_are_copied_once_into_what_goes() -> None:
+    """The lane's slot and the socket's own buffers are the other ends of these two copies."""
+    given = grpc_request()
+    given.raw_input_contents[0] = bytes(600_000)
+    data = given.SerializeToString()
+    assert messages.RequestReader().read(data, 0).inputs[0].data.obj is data
+    frame = bytearray(600_000)
+    header = {"v": 1, "id": 5, "model": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1]}]}
+    read = protocol.RequestReader().read(msgpack.packb(header), header, [memoryview(frame)], 0)
+    assert read.inputs[0].data.obj is frame
+
+    slot = memoryview(bytearray(600_000))
+    given_back = Answer(MODEL, [Tensor("y", "INT8", (600_000,), slot)], "primary", "", False, 1, 1)
+    for encode in (messages.encode, messages.encode_in_stream):
+        assert copied_bytes(encode, given_back, "7") < 1_200_000
+    assert copied_bytes(protocol.reply, given_back, 7) < 1_200_000
+
+
+def copied_bytes(encode: Any, given: Answer, request_id: Any) -> int:
+    """The most memory that was in use beyond what there was before."""
+    encode(given, request_id)  # what is kept from one to the next
+    tracemalloc.start()
+    try:
+        encode(given, request_id)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
