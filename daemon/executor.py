@@ -45,7 +45,6 @@ CONTROL_EVERY_NS: Final = 20_000_000  # a saturated executor looks at its contro
 CHORE_GAP_NS: Final = 500_000  # a step of a chore waits for a gap of this length
 CHORE_PATIENCE_NS: Final = 100_000_000  # but no longer than this
 COLD_NS: Final = 300_000  # after that long without a run, caches hold something else
-CLOSED_LOOP_NS: Final = 100_000  # a job that comes this soon after the last answer comes from a closed loop
 WARM_LEAD_NS: Final = 200_000  # a warming run ends this long before a predicted release, if it takes its cost
 SPIN_LEAD_NS: Final = 60_000  # awake this long before a predicted release: twice a wake-up's p99
 
@@ -77,7 +76,7 @@ class Executor:
         table.schedule(self.scheduler, self.recorder, costs)
         self.spin_ns: int = plan["spin_ns"]
         # Without cores of its own it might spin on the very core where the client has to wake up.
-        self.closed_loop_ns = CLOSED_LOOP_NS if plan["cores"] else 0
+        self.closed_loop_ns = 2 * self.spin_ns if plan["cores"] else 0
         self.duty = DutyLimiter(real_time_share_ppm() if throttled else None)
         self.in_line = True  # some ledger is not ours, and may become so
         self.witness: _core.Witness | None = None
@@ -177,7 +176,9 @@ class Executor:
             lane.last_slot = job.slot
             lane.last_ok = job.sequence
         # Whoever comes back as fast as he can is worth waiting for awake, however he waits.
-        if self.server.spins(job.lane) or job.release_ns - lane.ended_ns < self.closed_loop_ns:
+        if lane.closed_loop.pays(job.release_ns - lane.ended_ns, self.closed_loop_ns) and self.duty.at_ease:
+            self._spin_until_ns = ended_ns + self.closed_loop_ns
+        elif self.server.spins(job.lane):
             self._spin_until_ns = ended_ns + self.spin_ns
         lane.ended_ns = ended_ns
 

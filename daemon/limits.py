@@ -7,7 +7,6 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Charges:
     """Counts by kind and by whom."""
 
     def __init__(self, limits: Limits) -> None:
-        self._held: dict[Kind, Counter[Who]] = {kind: Counter() for kind in KINDS}
+        self._held: dict[Kind, dict[Who, int]] = {kind: {} for kind in KINDS}
         self._totals: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.limits = limits
 
@@ -48,26 +47,26 @@ class Charges:
 
     def charge(self, kind: Kind, who: Who, amount: int = 1, *, within_limits: bool = True) -> None:
         """Book `amount` (entries, or bytes), or raise LimitExceeded. Not within limits: what is held already."""
-        held = self._held[kind]
         per_uid, in_all = self._bounds[kind]
-        total = self._totals[kind]
-        if within_limits and held[who] + amount > per_uid:
+        total, held = self._totals[kind], self._held[kind].get(who, 0)
+        if within_limits and held + amount > per_uid:
             whose = f"uid {who}" if isinstance(who, int) else who
-            raise _exceeded(kind, whose, held[who], amount, per_uid, f"limits.{kind}_per_uid")
+            raise _exceeded(kind, whose, held, amount, per_uid, f"limits.{kind}_per_uid")
         if within_limits and total + amount > in_all:
             raise _exceeded(kind, "all clients", total, amount, in_all, f"limits.{kind}")
-        held[who] += amount
-        self._totals[kind] += amount
+        self._held[kind][who] = held + amount
+        self._totals[kind] = total + amount
 
     def release(self, kind: Kind, who: Who, amount: int = 1) -> None:
         """Give back what was charged."""
-        held = self._held[kind]
-        if held[who] < amount:
-            raise AssertionError(f"{amount} {kind} given back for {who}, {held[who]} were held")
-        held[who] -= amount
+        held = self._held[kind].get(who, 0)
+        if held < amount:
+            raise AssertionError(f"{amount} {kind} given back for {who}, {held} were held")
         self._totals[kind] -= amount
-        if not held[who]:
-            del held[who]
+        if held > amount:
+            self._held[kind][who] = held - amount
+        else:
+            self._held[kind].pop(who, None)
 
     def held(self, kind: Kind, who: Who | None = None) -> int:
         """What one holds, or all together."""

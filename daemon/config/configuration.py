@@ -142,7 +142,8 @@ class Device(Section):
     )
     spin_ns: DurationOrZero = Field(
         default=200_000, alias="spin",
-        description="How long the executor spins before an expected job and after a reply to a client that spins.",
+        description="How long the executor spins before an expected job and after a reply to a client that spins; with"
+        " cores of its own, up to twice as long for one that comes back that soon.",
     )  # fmt: skip
     best_effort: Annotated[BestEffort, BeforeValidator(_best_effort)] = Field(
         default_factory=lambda: BestEffort.model_validate({"\0mode": "auto"}),

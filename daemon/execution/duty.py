@@ -30,7 +30,8 @@ def real_time_share_ppm(proc: Path = Path("/proc/sys/kernel")) -> int | None:
 
 
 class DutyLimiter:
-    """``yielding`` says that only admitted jobs may keep the executor awake now."""
+    """``yielding`` says that only admitted jobs may keep the executor awake now; ``at_ease`` that half of what may be
+    owed is left: what is only a comfort to best effort ends there, so that loops have the rest."""
 
     def __init__(self, share_ppm: int | None) -> None:
         self._awake_weight = 0 if share_ppm is None else 1_000_000 - share_ppm + RESERVE_PPM
@@ -40,6 +41,7 @@ class DutyLimiter:
         self._last_ns = 0
         self._last_slept_ns = 0
         self.yielding = False
+        self.at_ease = True
 
     def update(self, now_ns: int, slept_ns: int) -> bool:
         """``slept_ns``: all time blocked so far. Returns and keeps ``yielding``."""
@@ -54,4 +56,5 @@ class DutyLimiter:
             self.yielding = debt > 0
         else:
             self.yielding = debt > self._limit
+        self.at_ease = 2 * debt <= self._limit
         return self.yielding

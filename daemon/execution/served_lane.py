@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from taktd.daemon.execution.closed_loop import ClosedLoop
 from taktd.daemon.execution.switch_rule import SwitchRule
 from taktd.engines.engine import BoundRun, Tensor, WarmEngine, release
 from taktd.engines.errors import EngineFailure
@@ -30,9 +31,9 @@ class ServedLane:
     """
 
     __slots__ = (
-        "_bound", "_rehearsal", "area", "cost_ns", "ended_ns", "engine", "failures", "flags", "input_dims", "lane",
-        "last_ok", "last_slot", "name", "output_bytes",
-        "output_dims", "path", "rule", "runs", "server", "shaped", "slots",
+        "_bound", "_rehearsal", "area", "closed_loop", "cost_ns", "ended_ns", "engine", "failures", "flags",
+        "input_dims", "lane", "last_ok", "last_slot", "name", "output_bytes", "output_dims", "path", "rule", "runs",
+        "server", "shaped", "slots",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,7 @@ class ServedLane:
         self.failures = 0
         self.cost_ns = 0  # what a run is reckoned with; set when the lane is scheduled
         self.ended_ns = 0  # when its last run ended
+        self.closed_loop = ClosedLoop()
         self._rehearsal = engine.batch(1)
         self.rule: SwitchRule | None = None  # of a loop that somebody can stand in for
         self.last_ok = 0  # sequence number of the last run that did not fail

@@ -263,7 +263,7 @@ class LaneBackend:
         if pool is None:
             pool = self._pools[model.name] = LanePool(model, self._attach, self._lanes_max, self, self._spins)
         job = Job(request, inputs, wanted, encode, end, pool)
-        pool.start(job, alone=self.charges.held("jobs") == 1)
+        pool.start(job)
         return job
 
     def _charge(self, who: Who, size: int) -> None:

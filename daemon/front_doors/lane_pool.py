@@ -24,7 +24,7 @@ from taktd.ipc.client import Lane, Reply, Tensors
 from taktd.ipc.errors import Denied, Detached, LimitReached, NotFound, TaktError
 from taktd.ipc.inference import Answer, Model, Outcome, Refusal, Request, Tensor
 
-INLINE_NS_MAX: Final = 200_000  # less than a turn of the loop with a system call or two
+LOOK_NS_MAX: Final = 200_000  # how long the gateway stays awake for a reply
 WAKE_UP_NS: Final = 60_000  # of a sleeping core
 RETRY_S: Final = 1.0  # after an attach that failed while other lanes serve
 NO_PRIORITY: Final = 1 << 40
@@ -96,6 +96,8 @@ class PooledLane:
         self.capacity = lane.slot_count - 1
         self.descriptor = lane.fileno()
         self.watched = True
+        self.look_until_ns = 0  # looked at in each turn of the event loop until then
+        self.looking = False
         self._shapes = {name: dims for name, (_, dims) in lane.input_specs.items()}
         # Bytes of a slot's inputs, and of its outputs where shapes are fixed, by the identity of its views.
         self._inputs_of: dict[int, list[memoryview]] = {}
@@ -106,9 +108,14 @@ class PooledLane:
         return self.capacity - len(self.jobs)
 
     def watch(self) -> None:
-        """From now on the descriptor tells of replies. Those that have come already: see `readable`."""
+        """From now on the descriptor tells of replies. Those that have come already: see `take`."""
         self.watched = True
         self.lane.fileno()
+
+    def unwatch(self) -> None:
+        if self.watched:
+            self.watched = False
+            self.lane.unwatch()
 
     def submit(self, job: Job) -> None:
         """Copy the inputs into the next slot and hand it over. Raises Detached."""
@@ -128,11 +135,11 @@ class PooledLane:
         job.lane = self
         self.jobs[job.sequence] = job
 
-    def readable(self) -> None:
-        """Take every reply there is. Raises Detached when the lane has ended."""
-        if not self.watched:
-            self.watch()  # the ring of a reply that was waited for in place
-        if not self.jobs:
+    def take(self, rung: bool) -> None:
+        """Take every reply there is. rung: the descriptor said so. Raises Detached when the lane has ended."""
+        if rung and not self.watched:
+            self.watch()  # the ring of a reply that was looked for, or the lane's end
+        if rung and not self.jobs:
             with suppress(NotFound):
                 self.lane.wait(0, 0)  # asking makes the descriptor unreadable again
         while self.jobs:
@@ -142,23 +149,6 @@ class PooledLane:
             job = self.jobs.pop(reply.sequence, None)
             if job is not None:
                 self._replied(self, job, reply)
-
-    def collect(self, job: Job, spin_until_ns: int, until_ns: int) -> bool:
-        """Wait for one reply, but not for long: by looking, then asleep. False: it goes on."""
-        if self.watched:
-            self.watched = False
-            self.lane.unwatch()
-        wait, sequence = self.lane.wait, job.sequence
-        reply = wait(sequence, 0)
-        while reply.pending and _core.now() < spin_until_ns:
-            reply = wait(sequence, 0)
-        if reply.pending:
-            reply = wait(sequence, max(0, until_ns - _core.now()) / 1000)
-            if reply.pending:
-                return False
-        del self.jobs[sequence]
-        self._replied(self, job, reply)
-        return True
 
     def answer(self, job: Job, reply: Reply) -> Answer:
         """Views on the outputs of the reply just taken."""
@@ -220,33 +210,24 @@ class LanePool:
 
     # ---- requests ----
 
-    def start(self, job: Job, alone: bool) -> None:
-        """Submit it, or let it wait. alone: nothing else is in the gateway, so a short job may be waited for here."""
+    def start(self, job: Job) -> None:
+        """Submit it, or let it wait."""
         lane = None if self.waiting else self._free_lane()
         if lane is None or not self._submit(lane, job):
             self._wait(job)
-        elif job.ended:
-            pass
-        elif not alone or self._usual_ns > INLINE_NS_MAX or not self._collect_now(lane, job):
-            self._watch_lane(lane)
 
-    def _collect_now(self, lane: PooledLane, job: Job) -> bool:
-        """Waiting in place saves a turn of the event loop, which costs more than a short job takes; looking saves the
-        way back to sleep and out of it again. False: it goes on."""
-        now_ns = _core.now()
-        until_ns = now_ns + INLINE_NS_MAX
-        spin_until_ns = min(until_ns, now_ns + 2 * self._usual_ns + WAKE_UP_NS) if self._spins else now_ns
-        try:
-            return lane.collect(job, spin_until_ns, until_ns)
-        except TaktError as error:
-            self._lost(lane, str(error))
-            return True
-
-    def _watch_lane(self, lane: PooledLane) -> None:
-        """Its replies are taken when the event loop sees them."""
-        if not lane.watched:
+    def _look(self, lane: PooledLane) -> None:
+        """Once a turn of the event loop, which does meanwhile what else there is to do and does not fall asleep: the
+        way there and out again costs more than a short job takes."""
+        self._take(lane)
+        if not lane.jobs:
+            lane.looking = False
+        elif _core.now() < lane.look_until_ns:
+            self._loop.call_soon(self._look, lane)
+        else:
+            lane.looking = False
             lane.watch()
-            self._readable(lane)
+            self._take(lane)
 
     def _free_lane(self) -> PooledLane | None:
         """The one with the fewest jobs: its replies are collected soonest."""
@@ -297,13 +278,17 @@ class LanePool:
             job = heapq.heappop(self.waiting)[2]
             if job.ended:
                 continue
-            if self._submit(lane, job):
-                self._watch_lane(lane)
-            else:
+            if not self._submit(lane, job):
                 heapq.heappush(self.waiting, (0, next(self._numbers), job))
 
     def _submit(self, lane: PooledLane, job: Job) -> bool:
+        """False: the lane has ended. The reply is looked for where it comes soon, else the descriptor tells of it."""
+        looks = self._spins and self._usual_ns <= LOOK_NS_MAX
         try:
+            if looks:
+                lane.unwatch()
+            elif not lane.watched:
+                lane.watch()
             lane.submit(job)
         except Detached as error:
             self._lost(lane, str(error))
@@ -312,13 +297,19 @@ class LanePool:
             job.refuse(Outcome.INVALID, f"{self.model.name}: {error}")
         if job.expiry is not None:
             job.expiry.cancel()
+        if looks:
+            lane.look_until_ns = _core.now() + min(LOOK_NS_MAX, 2 * self._usual_ns + WAKE_UP_NS)
+            if not lane.looking:
+                lane.looking = True
+                self._loop.call_soon(self._look, lane)
         return True
 
     # ---- replies ----
 
-    def _readable(self, lane: PooledLane) -> None:
+    def _take(self, lane: PooledLane, rung: bool = False) -> None:
+        """Every reply there is. rung: the descriptor said so."""
         try:
-            lane.readable()
+            lane.take(rung)
         except TaktError as error:
             self._lost(lane, str(error))
         self._dispatch()
@@ -356,7 +347,7 @@ class LanePool:
             return
         self._attaching = None
         self.lanes.append(lane)
-        self._loop.add_reader(lane.descriptor, self._readable, lane)
+        self._loop.add_reader(lane.descriptor, self._take, lane, True)
         self._dispatch()
 
     def _attach_failed(self, error: TaktError) -> None:

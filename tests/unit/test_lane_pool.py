@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from taktd.daemon.front_doors import lane_pool
 from taktd.daemon.front_doors.lane_backend import LaneBackend
 from taktd.daemon.front_doors.lane_pool import Job, LanePool, PooledLane
 from taktd.ipc.client import Lane
@@ -137,34 +138,91 @@ def test_outputs_of_four_bits_have_the_shape_that_they_have_and_not_the_largest(
     lane.close()
 
 
-@pytest.mark.parametrize("spins", [False, True])
-def test_a_job_that_is_alone_is_waited_for_in_place_and_the_descriptor_is_left_alone(spins: bool) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that passes when a test says so: `now_ns`."""
+    clock = SimpleNamespace(now_ns=1_000_000)
+    monkeypatch.setattr(lane_pool, "_core", SimpleNamespace(now=lambda: clock.now_ns))
+    return clock
+
+
+def test_a_short_job_is_looked_for_in_each_turn_and_the_descriptor_is_left_alone(clock: SimpleNamespace) -> None:
     lane = ByHand({"y": np.ones(2, np.float32)})
-    original = lane.submit
-    lane.submit = lambda deadline_ns: (original(deadline_ns), lane.finish())[0]  # type: ignore[method-assign, func-returns-value]
 
     async def scene(pool: LanePool) -> None:
         done: list[Any] = []
-        pool.start(job(pool, done), alone=True)  # attaches
-        await turns()
-        for _ in range(3):
-            pool.start(job(pool, done), alone=True)
+        pool.start(job(pool, done))  # attaches
+        while not lane.out:
+            await turns(1)
+        for number in range(1, 4):
+            assert not lane.announces
+            pool.start(job(pool, done))  # two at a time
+            lane.finish()
+            await turns(2)
+            assert len(done) == number
             assert isinstance(done[-1], Answer)
-        assert len(done) == 4
-        assert not lane.announces
+        lane.finish()
+        await turns(2)
+        asked = lane.asked
+        await turns()
+        assert lane.asked == asked, "nobody looks where nothing is out"
 
-    run(FIXED, lane, scene, spins)
+    run(FIXED, lane, scene, spins=True)
 
 
-def test_a_job_that_takes_longer_is_left_to_the_event_loop_and_so_are_those_beside_it() -> None:
+def test_a_job_that_takes_longer_than_it_is_looked_for_is_told_of_by_the_descriptor(clock: SimpleNamespace) -> None:
     lane = ByHand({"y": np.ones(2, np.float32)})
 
     async def scene(pool: LanePool) -> None:
         done: list[Any] = []
-        pool.start(job(pool, done), alone=True)
+        pool.start(job(pool, done))
+        await turns()
+        assert not lane.announces
+        clock.now_ns += lane_pool.LOOK_NS_MAX
+        await turns(2)
+        assert lane.announces
+        asked = lane.asked
+        await turns()
+        assert lane.asked == asked, "its descriptor rings"
+        lane.finish()
+        await turns()
+        assert len(done) == 1
+
+    run(FIXED, lane, scene, spins=True)
+
+
+def test_a_reply_that_came_before_the_descriptor_was_watched_again_is_taken(clock: SimpleNamespace) -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+    original = lane.fileno
+
+    def fileno() -> int:
+        if lane.out and not lane.announces:
+            lane.finish()  # in the last moment, without a ring
+        return original()
+
+    lane.fileno = fileno  # type: ignore[method-assign]
+
+    async def scene(pool: LanePool) -> None:
+        done: list[Any] = []
+        pool.start(job(pool, done))
+        await turns()
+        clock.now_ns += lane_pool.LOOK_NS_MAX
+        await turns(2)
+        assert lane.announces
+        assert len(done) == 1
+
+    run(FIXED, lane, scene, spins=True)
+
+
+def test_where_executors_share_our_cores_the_descriptor_tells_of_replies() -> None:
+    lane = ByHand({"y": np.ones(2, np.float32)})
+
+    async def scene(pool: LanePool) -> None:
+        done: list[Any] = []
+        pool.start(job(pool, done))
         await turns()
         assert lane.announces
-        pool.start(job(pool, done), alone=False)
+        pool.start(job(pool, done))
         for number in (1, 2):
             lane.finish()
             await turns()
@@ -178,10 +236,10 @@ def test_a_ring_for_a_reply_that_was_taken_already_is_heard_once() -> None:
 
     async def scene(pool: LanePool) -> None:
         done: list[Any] = []
-        pool.start(job(pool, done), alone=False)
+        pool.start(job(pool, done))
         await turns()
         lane.finish()
-        pool.lanes[0].readable()
+        pool.lanes[0].take(rung=False)
         lane.bell.send(b"!")
         await turns()
         asked = lane.asked
@@ -201,7 +259,7 @@ def test_whoever_has_priority_is_taken_first_and_whoever_gave_up_is_not_taken() 
         for name, priority in (("a", 0), ("b", 0), ("c", 0), ("d", 0), ("e", 7), ("f", 2), ("g", 0)):
             jobs[name] = job(pool, [], priority)
             jobs[name]._done = lambda result, name=name: order.append(name)  # type: ignore[misc]
-            pool.start(jobs[name], alone=False)
+            pool.start(jobs[name])
             await turns()
         jobs["d"].cancel()
         jobs["a"].cancel()
@@ -221,7 +279,7 @@ def test_a_pool_rests_when_the_last_job_has_left_its_lane_even_one_that_nobody_w
         await pool.rest()  # nothing to wait for
         jobs = [job(pool, []) for _ in range(5)]  # three in slots, two wait
         for one in jobs:
-            pool.start(one, alone=False)
+            pool.start(one)
             await turns()
         rests = asyncio.ensure_future(pool.rest())
         jobs[0].cancel()  # in a slot: it is the lane's until it is answered
@@ -242,7 +300,7 @@ def test_a_pool_whose_lane_is_lost_rests() -> None:
 
     async def scene(pool: LanePool) -> None:
         given_up = job(pool, [])
-        pool.start(given_up, alone=False)
+        pool.start(given_up)
         await turns()
         given_up.cancel()
         rests = asyncio.ensure_future(pool.rest())
