@@ -37,6 +37,12 @@ class CudaInfo:
     compute: tuple[int, int]
     integrated: bool
     fault: str
+    fault_kind: str = ""  # its FaultKind's value
+
+    def raise_fault(self) -> None:
+        """Raises ``DeviceFault`` if the check found one: who opens the device all the same meets it later."""
+        if self.fault:
+            raise DeviceFault(FaultKind(self.fault_kind), f"{self.name} (index {self.index}): {self.fault}", hint="")
 
 
 def probe(only: str = "", timeout_s: float = TIMEOUT_S) -> list[CudaInfo]:
@@ -72,8 +78,8 @@ def probe(only: str = "", timeout_s: float = TIMEOUT_S) -> list[CudaInfo]:
     return [CudaInfo(**{**device, "compute": tuple(device["compute"])}) for device in answer["devices"]]
 
 
-def _check(index: int) -> str:
-    """Empty, or what is wrong with the device."""
+def _check(index: int) -> DeviceFault | None:
+    """What is wrong with the device, None if it works."""
     try:
         device = CudaDevice(index, lambda _: DirectMemory())
         block, stream = device.allocate(4096), device.stream()
@@ -83,8 +89,25 @@ def _check(index: int) -> str:
         block.close()
         device.close()
     except DeviceFault as fault:
-        return str(fault)
-    return ""
+        return fault
+    return None
+
+
+def _described(index: int) -> CudaInfo:
+    from taktd.drivers import _cuda
+
+    with translated():
+        info = _cuda.device_info(index)
+    return CudaInfo(
+        index,
+        info["name"],
+        info["uuid"],
+        info["pci"],
+        info["memory_bytes"],
+        (info["compute_major"], info["compute_minor"]),
+        bool(info["integrated"]),
+        "",
+    )
 
 
 def _look(only: str) -> dict[str, Any]:
@@ -94,20 +117,15 @@ def _look(only: str) -> dict[str, Any]:
     load_driver()
     devices = []
     for index in range(_cuda.device_count()):
-        with translated():
-            info = _cuda.device_info(index)
-        found = CudaInfo(
-            index,
-            info["name"],
-            info["uuid"],
-            info["pci"],
-            info["memory_bytes"],
-            (info["compute_major"], info["compute_minor"]),
-            bool(info["integrated"]),
-            "",
-        )
-        tried = not only or matches(found, only)
-        devices.append(asdict(replace(found, fault=_check(index) if tried else "")))
+        try:
+            found, fault = _described(index), None
+        except DeviceFault as unknown:  # it does not even say its name; others may
+            found, fault = CudaInfo(index, "unknown card", "", "", 0, (0, 0), False, ""), unknown
+        if fault is None and (not only or matches(found, only)):
+            fault = _check(index)
+        if fault is not None:
+            found = replace(found, fault=str(fault), fault_kind=fault.kind.value)
+        devices.append(asdict(found))
     return {"devices": devices}
 
 

@@ -85,6 +85,7 @@ def open_gpu(selector: str) -> tuple[CudaDevice, CudaInfo]:
     Raises ``DeviceFault``.
     """
     found = select(probe(selector), selector)
+    found.raise_fault()
     return CudaDevice(found.index), found
 
 

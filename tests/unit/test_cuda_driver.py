@@ -16,6 +16,7 @@ from taktd.drivers.cuda_memory import DirectMemory
 from taktd.drivers.cuda_probe import CudaInfo, probe
 from taktd.drivers.cuda_selection import select, twins_among
 from taktd.drivers.fault import DeviceFault, FaultKind
+from taktd.engines.gpu import open_gpu
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
 
@@ -162,6 +163,24 @@ def test_the_probe_lists_devices_that_work(elsewhere: Path) -> None:
 def test_devices_are_counted_by_their_pci_address_as_nvidia_smi_does(elsewhere: Path) -> None:
     """CUDA's own order is the fastest first."""
     assert [d.pci for d in probe()] == ["0000:01:00.0", "0000:02:00.0"]
+
+
+def test_a_card_that_says_nothing_hides_no_other(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe("1")  # makes the control page
+    Simulated(elsewhere).inject("cuDeviceGetName", simulated.UNKNOWN, times=1)
+    silent, other = probe("1")
+    assert (silent.name, silent.fault_kind, other.fault) == ("unknown card", "device-lost", "")
+
+
+def test_what_the_probe_finds_is_raised_before_the_card_is_opened(
+    elsewhere: Path, fake_cuda: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe("0")
+    Simulated(elsewhere).inject("execute", simulated.ECC)
+    with pytest.raises(DeviceFault, match=r"index 0.*ECC") as caught:
+        open_gpu("0")
+    assert (caught.value.kind, caught.value.sticky) == (FaultKind.ECC, False)
+    assert fake_cuda.live()["context"] == 0
 
 
 def test_the_probe_survives_a_driver_that_crashes(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
