@@ -56,6 +56,7 @@ class Reloader:
         self._supervisor = supervisor
         self._lock = asyncio.Lock()
         self.doing = ""  # for people; "" while no change is made
+        self._attempt = 0  # the number that the change would have had as epoch, 0 until it has got one
 
     # ---- who asks ----
 
@@ -65,9 +66,8 @@ class Reloader:
             try:
                 done = await self._reload()
                 log("notice", done, event="reload-done", epoch=self._supervisor.epoch)
-            except (ControlError, ConfigurationRefused) as refused:
-                hint = f"\nto do: {refused.hint}" if isinstance(refused, ControlError) and refused.hint else ""
-                log("error", f"the configuration is refused, the running one stays:\n{refused}{hint}", event="refused")
+            except (ControlError, ConfigurationRefused):
+                pass  # _reload has told it; nobody waits for an answer
 
     async def reload(self) -> str:
         """Read the file again and take over what changed, all of it or nothing. Raises ControlError."""
@@ -90,7 +90,11 @@ class Reloader:
             except StoreError as error:
                 raise ControlError(str(error), error.hint) from None
             models[name] = models[name].model_copy(update={"path": str(file.path)})
-            await self._change(supervisor.configuration.model_copy(update={"models": models}), what)
+            try:
+                await self._change(supervisor.configuration.model_copy(update={"models": models}), what)
+            except ControlError as refused:
+                self._tell_refused(what, refused)
+                raise
             return f"{name}: version {version} is served, epoch {supervisor.epoch}"
 
     def _alone(self, what: str) -> None:
@@ -101,6 +105,7 @@ class Reloader:
 
     async def _reload(self) -> str:
         supervisor = self._supervisor
+        self._attempt = 0
         supervisor.notifier.reloading(_core.now())
         try:
             done = await self._read_and_change()
@@ -108,9 +113,17 @@ class Reloader:
             return done
         except (ControlError, ConfigurationRefused) as refused:
             supervisor.refused = str(refused)
+            self._tell_refused("the configuration", refused)
             raise
         finally:
             supervisor.notifier.ready(status_line(supervisor))
+
+    def _tell_refused(self, what: str, refused: ControlError | ConfigurationRefused) -> None:
+        """One entry in the log for each that was refused, whoever asked for it. epoch: what runs, and goes on."""
+        hint = f"\nto do: {refused.hint}" if isinstance(refused, ControlError) and refused.hint else ""
+        attempt = {"attempt": self._attempt} if self._attempt else {}
+        text = f"{what} is refused, the running one stays: {refused}{hint}"
+        log("error", text, event="refused", epoch=self._supervisor.epoch, **attempt)
 
     async def _read_and_change(self) -> str:
         supervisor = self._supervisor
@@ -153,10 +166,11 @@ class Reloader:
     async def _change(self, new: Configuration, what: str) -> list[str]:
         """Which clients lost their lane by it, for people. Raises ControlError; then everything is as it was."""
         supervisor = self._supervisor
-        self.doing = what
+        self.doing, self._attempt = what, 0
         try:
             plans = plans_of(new, await self._inspected(new))
-            change = Change(supervisor.devices, new, plans, supervisor.next_epoch(), supervisor.judge_for(new))
+            self._attempt = supervisor.next_epoch()
+            change = Change(supervisor.devices, new, plans, self._attempt, supervisor.judge_for(new))
             log("notice", f"{what}: {_touching(change, plans)}", epoch=change.epoch)
             await change.prepare()
             before = supervisor.configuration, supervisor.epoch
