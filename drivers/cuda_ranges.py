@@ -9,10 +9,13 @@ import mmap
 from typing import Final
 
 from taktd.drivers.cuda import CudaDevice, CudaHostBlock
+from taktd.drivers.fault import FaultKind
 
-__all__ = ["RegisteredRange", "RegisteredRanges"]
+__all__ = ["NOT_REGISTERED", "RegisteredRange", "RegisteredRanges"]
 
 PAGE: Final = mmap.PAGESIZE
+NOT_REGISTERED: Final = (FaultKind.NOT_SUPPORTED, FaultKind.INVALID_USE, FaultKind.DEVICE_BUSY)
+"""What memory that a driver will not register comes back as, in whichever words. A lane's is shared, and sealed."""
 
 
 class RegisteredRange:

@@ -21,7 +21,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime
 
 from taktd.drivers.cuda import CudaBlock, CudaDevice
-from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
+from taktd.drivers.cuda_ranges import NOT_REGISTERED, RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault
 from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
 from taktd.engines.errors import DeviceFailure, EngineFailure, ModelRefused
@@ -131,6 +131,7 @@ class WarmOnnxCudaEngine:
         self.device = device
         self.stream = stream
         self.timeout_ns = timeout_ns
+        self.notes: list[str] = []
         self._session = session
         self._tensors = (*spec.inputs, *spec.outputs)
         self._ranges = RegisteredRanges(device)
@@ -177,7 +178,8 @@ class WarmOnnxCudaEngine:
             for spec, tensor in pairs:
                 if not tensor.shared:
                     continue  # any memory: the driver copies it by a detour of its own
-                held.append(self._ranges.hold(tensor.address, max(1, size_bytes(spec.dtype, tensor.dims))))
+                pages = self._registered(tensor.address, max(1, size_bytes(spec.dtype, tensor.dims)))
+                held += [pages] if pages is not None else []
         except DeviceFault as fault:
             for one in held:
                 self._ranges.release(one)
@@ -186,6 +188,16 @@ class WarmOnnxCudaEngine:
         count = len(inputs)
         binding = self.binding({s.name: t.dims for s, t in pairs})
         return _SlotRun(self, binding, copies[:count], copies[count:], self._ranges, held)
+
+    def _registered(self, address: int, size: int) -> RegisteredRange | None:
+        try:
+            return self._ranges.hold(address, size)
+        except DeviceFault as fault:
+            if fault.kind not in NOT_REGISTERED:
+                raise
+            text = f"the memory of lanes can't be registered ({fault}): the driver copies by a detour of its own"
+            self.notes += [text] if text not in self.notes else []
+            return None
 
     def run_shaped(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Shapes, bool]:
         try:

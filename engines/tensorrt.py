@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
 from taktd.drivers.cuda_fault import HINTS
-from taktd.drivers.cuda_ranges import RegisteredRange, RegisteredRanges
+from taktd.drivers.cuda_ranges import NOT_REGISTERED, RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault, FaultKind
 from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
 from taktd.engines.errors import DeviceFailure, EngineFailure, FailureKind, ModelRefused
@@ -259,30 +259,42 @@ class WarmTensorRtEngine:
         """
         held: list[RegisteredRange] = []
         pairs: list[tuple[TensorSpec, Tensor]] = []
-        moves: list[
-            tuple[int, int, int]
-        ] = []  # what is not shared is any memory: it goes through pinned memory of ours
+        moves: list[tuple[int, int, int]] = []
+        before = 0  # how many of them are of inputs
         try:
-            for spec, tensor in zip(self._tensors, (*inputs, *outputs), strict=True):
+            for place, (spec, tensor) in enumerate(zip(self._tensors, (*inputs, *outputs), strict=True)):
                 size = max(1, size_bytes(spec.dtype, tensor.dims))
-                if tensor.shared:
-                    held.append(self.ranges.hold(tensor.address, size))
+                pages = self._registered(tensor, size) if tensor.shared else None
+                if pages is not None:
+                    held.append(pages)
                     pairs.append((spec, tensor))
                     continue
+                # Any memory: it goes through pinned memory of ours.
                 staging = self.ranges.adopt(self._device.allocate_host(size))
                 held.append(staging)
                 pairs.append((spec, Tensor(staging.start, tensor.dims, shared=False)))
-                into = len(pairs) <= len(inputs)
+                into = place < len(inputs)
+                before += into
                 moves.append((staging.start, tensor.address, size) if into else (tensor.address, staging.start, size))
             work = self._slot_in_place(pairs, held) if self._in_place else self._slot_by_copies(pairs)
             run = SlotRun(self, held, work, *self._capture(work))
-            return StagedRun(run, moves, len([t for t in inputs if not t.shared])) if moves else run
+            return StagedRun(run, moves, before) if moves else run
         except DeviceFault as fault:
             self.let_go(held)
             raise DeviceFailure(fault) from fault
         except BaseException:
             self.let_go(held)
             raise
+
+    def _registered(self, tensor: Tensor, size: int) -> RegisteredRange | None:
+        """Its pages, where the device reaches them; None where the driver will not have them, which is noted."""
+        try:
+            return self.ranges.hold(tensor.address, size)
+        except DeviceFault as fault:
+            if fault.kind not in NOT_REGISTERED:
+                raise
+            self.note(f"the memory of lanes can't be registered ({fault}): each job is copied once more, by the CPU")
+            return None
 
     def let_go(self, held: list[RegisteredRange]) -> None:
         for one in held:

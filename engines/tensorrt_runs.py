@@ -77,7 +77,7 @@ class SlotRun:
 
 
 class StagedRun:
-    """A run on memory that the device can't reach: for verifying, not for jobs."""
+    """A run on memory that the device does not reach: for verifying, and for jobs where a driver registers no lanes."""
 
     def __init__(self, run: SlotRun, moves: list[tuple[int, int, int]], before: int) -> None:
         self._run = run

@@ -13,6 +13,7 @@ import pytest
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.fault import FaultKind
 from taktd.engines import onnx_cuda
+from taktd.engines.engine import release
 from taktd.engines.errors import DeviceFailure, ModelRefused
 from taktd.engines.onnx_cuda import OnnxCudaEngine
 from tests import models
@@ -104,6 +105,21 @@ def test_a_broken_context_is_a_device_failure_that_sticks(
     with pytest.raises(DeviceFailure) as caught:
         run()
     assert (caught.value.fault.kind, caught.value.sticky) == (FaultKind.ECC, True)
+
+
+def test_where_a_lane_can_not_be_registered_its_jobs_run_all_the_same(
+    device: CudaDevice, fake_cuda: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_cuda, "onnxruntime", stand_in.module())
+    engine = OnnxCudaEngine(spec_of(models.mlp(tmp_path / "m.onnx")), device, timeout_ns=SECOND).warm()
+    fake_cuda.inject("cuMemHostRegister", 801)
+    obs, actions = Slot(noise(1, 48)), Slot(np.zeros((1, 12), np.float32))
+    run = engine.bind([obs.tensor], [actions.tensor])
+    run()
+    assert actions.array.any()
+    assert len(engine.notes) == 1
+    release(run)
+    engine.close()
 
 
 def test_the_stand_in_has_the_real_calls() -> None:

@@ -20,7 +20,7 @@ from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
 from taktd.engines.tensorrt_build import build_plan
 from taktd.engines.tensorrt_library import Library, find_library
 from tests import models
-from tests.conformance.test_engines import Slot, noise, spec_of
+from tests.conformance.test_engines import Slot, noise, plain, spec_of
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
 from tests.fakes.tensorrt import stand_in
@@ -201,6 +201,33 @@ def test_however_a_driver_says_that_it_can_not_capture_the_job_runs(
     assert len(engine.notes) == (0 if call == "cuStreamWriteValue32" else 1)
     release(run)
     engine.close()
+
+
+@pytest.mark.parametrize("integrated", [0, 1])
+@pytest.mark.parametrize("error", [1, 205, 800, 801])
+def test_where_a_lane_can_not_be_registered_its_jobs_run_all_the_same(
+    fake_cuda: Simulated, library: Library, tmp_path: Path, error: int, integrated: int
+) -> None:
+    """Told, and by one copy more. Nobody has yet seen what each driver says to sealed shared memory."""
+    fake_cuda.control.integrated = integrated
+    device = CudaDevice(0)
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    fake_cuda.inject("cuMemHostRegister", error)
+    slots = [(Slot(noise(1, 48, seed=i)), Slot(np.zeros((1, 12), np.float32))) for i in range(2)]
+    runs = [engine.bind([obs.tensor], [actions.tensor]) for obs, actions in slots]
+    for run, (obs, actions) in zip(runs, slots, strict=True):
+        mark = fake_cuda.mark()
+        run()
+        assert fake_cuda.counts_since(mark)["cuGraphLaunch"] == 1
+        np.testing.assert_allclose(actions.array, plain(Path(spec.path), {"obs": obs.array})[0], rtol=1e-6)
+    assert len(engine.notes) == 1
+    assert "can't be registered (cuMemHostRegister: " in engine.notes[0]
+    for run in runs:
+        release(run)
+    engine.close()
+    device.close()
+    assert not any(fake_cuda.live().values())
 
 
 def test_five_hundred_loads_leave_nothing(
