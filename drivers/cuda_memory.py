@@ -37,7 +37,8 @@ class CudaMemory(Protocol):
 class DirectMemory:
     """By the C module."""
 
-    source = "libcuda"
+    def __init__(self, source: str = "libcuda") -> None:
+        self.source = source
 
     def allocate(self, size: int) -> tuple[int, Freed]:
         address = _direct(lambda: _cuda.allocate(size))
@@ -109,10 +110,15 @@ class PycudaMemory:
 
 
 def open_memory(index: int) -> CudaMemory:
-    """pycuda's memory on device ``index`` if pycuda can be imported, else our own."""
+    """pycuda's memory on device ``index`` if pycuda can be used, else our own.
+
+    A distribution's pycuda is built for the distribution's numpy, and fails beside another one in ways of its own.
+    """
     try:
         import pycuda
         import pycuda.driver
-    except ImportError:
-        return DirectMemory()
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "pycuda":
+            return DirectMemory()
+        return DirectMemory(f"libcuda (pycuda can't be used: {type(error).__name__}: {error})")
     return PycudaMemory(pycuda, pycuda.driver, index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,6 +142,26 @@ def test_device_time_is_the_devices(device: CudaDevice) -> None:
 
 def test_urgency_becomes_priority(device: CudaDevice) -> None:
     assert [device.stream(u).priority for u in (0, 1, 5, 9)] == [0, -1, -5, -5]
+
+
+@pytest.mark.parametrize("error", [ImportError("numpy.core.multiarray failed to import"), AttributeError("_ARRAY_API")])
+def test_a_pycuda_that_does_not_fit_is_done_without_and_said(
+    fake_cuda: Simulated, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A distribution's, built for its own numpy."""
+
+    class Broken:
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            if name.startswith("pycuda"):
+                raise error
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "pycuda"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    opened = CudaDevice(0)
+    assert f"memory by libcuda (pycuda can't be used: {type(error).__name__}: {error})" in opened.identity.runtime
+    opened.allocate(64).close()
+    opened.close()
 
 
 # Probe and selection ------------------------------------------------------------------------------------------------
