@@ -20,7 +20,7 @@ unexport PYTHONPATH PYTHONHOME
 CORE := $(wildcard setup.py ipc/*.c ipc/core/*.c ipc/core/*.h drivers/*.c drivers/*.h)
 say = @echo "$(1)" >&2
 
-.PHONY: help demo test test-long test-slow test-gpu-fakes test-rtx test-perf-analyzer lint bench sanitize fuzz proto deb wheelhouse deb-test constraints clean
+.PHONY: help demo test test-long test-slow test-gpu-fakes test-rtx test-perf-analyzer lint bench sanitize fuzz proto deb wheelhouse deb-test deb-gpu deb-gpu-test constraints clean
 
 help:
 	@echo "make demo       a pendulum, swung up and balanced by a network that taktd runs (under 50 s)"
@@ -36,6 +36,8 @@ help:
 	@echo "make bench      bench/results.json and the table in docs/performance.md; best as root"
 	@echo "make deb        the Debian packages, offline once their wheels are there (make wheelhouse fetches them)"
 	@echo "make deb-test   their whole life in throwaway machines, as root"
+	@echo "make deb-gpu    the package taktd-gpu for both releases (downloads 600 MB, compiles pycuda; once), as root"
+	@echo "make deb-gpu-test  its life in throwaway machines, on a simulated driver, as root"
 	@echo "make proto      the Python modules that are generated from ipc/grpc/*.proto"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows, with: $(PYTHONS)"
 
@@ -98,6 +100,12 @@ wheelhouse:
 
 deb-test:
 	@packaging/test/run $(ARGS)
+
+deb-gpu:
+	@packaging/gpu $(ARGS)
+
+deb-gpu-test:
+	@packaging/test/gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) build ipc/_core*.so drivers/_cuda*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
