@@ -16,6 +16,9 @@ is `blocked_by`, `overrun`, `late_release`, `handover`; `machine` and `wakeup` a
 late: compare them with `echo`, and with `bare`, a clock_nanosleep loop of the same rate on the client's core, which ran
 all the time.
 
+`queued_us`, `run_us`: from a job's release to its start, and on the device; answered jobs only. A job of the flood may
+run before one of the loop, as long as admission says.
+
 `compared`: for two kinds the difference of missed shares, round by round: its mean, the range that 95 % of 10 000
 resamplings of the rounds give, in how many rounds it was more and less, and `p` of a sign test.
 """
@@ -31,6 +34,7 @@ import random
 import sys
 import tempfile
 import time
+from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,8 @@ class Block:
         self.kind = kind
         self.beats = self.skipped = 0
         self.causes: Counter[str] = Counter()
+        self.queued_us = array("d")
+        self.run_us = array("d")
         self.calls = 0
 
     @property
@@ -88,6 +94,9 @@ class Block:
             reply = lane.infer(timeout_us=1_000_000)
             if not reply.ok or reply.late:
                 self.causes[reply.cause or "none"] += 1
+            if reply.ok:
+                self.queued_us.append(reply.queued_us)
+                self.run_us.append(reply.run_us)
             if time.monotonic() >= until:
                 return
 
@@ -203,6 +212,7 @@ def summary(rounds: list[list[Block]], seconds: float, chance: random.Random) ->
             "skipped": sum(block.skipped for block in blocks), "by_cause": dict(causes),
             "median_block_ppm": round(float(np.median([1e6 * b.missed / b.beats for b in blocks]))),
             "calls_per_s": round(sum(block.calls for block in blocks) / seconds / len(blocks)),
+            **{what: middle_and_tail([getattr(block, what) for block in blocks]) for what in ("queued_us", "run_us")},
         }  # fmt: skip
     counts = {
         "missed": lambda block: block.missed, "ours": lambda block: sum(block.causes[cause] for cause in OURS),
@@ -214,6 +224,11 @@ def summary(rounds: list[list[Block]], seconds: float, chance: random.Random) ->
         for a, b in (("flood", "quiet"), ("echo", "quiet"), ("flood", "echo"))
     }
     return told
+
+
+def middle_and_tail(parts: list[array[float]]) -> dict[str, float]:
+    together = np.concatenate([np.array(part) for part in parts])
+    return {name: round(float(np.percentile(together, q)), 1) for name, q in (("p50", 50), ("p90", 90), ("p99", 99))}
 
 
 def compared(first: list[Block], second: list[Block], count: Any, chance: random.Random) -> dict[str, Any]:
