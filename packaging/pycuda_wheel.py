@@ -10,6 +10,7 @@ name, and the symbols are the driver's of the machine it runs on.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import runpy
@@ -54,7 +55,7 @@ def unpack(sources: Path, here: Path) -> Path:
 
 def compile_on_all_cores() -> None:
     """Make setuptools compile an extension's sources side by side: Boost.Python takes minutes."""
-    __import__("setuptools")  # puts its own distutils in place
+    importlib.import_module("setuptools")  # puts its own distutils in place
     from distutils.compilers.C.base import Compiler
 
     def compile_(self: Any, sources: Any, output_dir: Any = None, macros: Any = None, include_dirs: Any = None,

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,6 +68,55 @@ def test_all_that_pip_brings_for_gpus_is_pinned() -> None:
         assert re.search(rf"^{re.escape(name)}==", pinned, re.MULTILINE), name
 
 
+# ---- what comes first on the path ----
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[[str | None], subprocess.CompletedProcess[str]]:
+    """Starts the packages' launcher over folders of its own; it prints what comes first for it and for its children."""
+    for folder in ("vendor", "gpu", "onnxruntime-gpu"):
+        (tmp_path / folder).mkdir()
+    told = "import os, sys\ndef main():\n    print(sys.path[:3])\n    print(os.environ['PYTHONPATH'].split(':'))\n"
+    (tmp_path / "vendor" / "stub.py").write_text(told)
+    text = (PACKAGING / "launcher.in").read_text(encoding="utf-8")
+    (tmp_path / "taktd").write_text(text.replace("@MODULE@", "stub").replace("/usr/lib/taktd", str(tmp_path)))
+
+    def run(asked: str | None) -> subprocess.CompletedProcess[str]:
+        environment = {} if asked is None else {"TAKTD_ONNXRUNTIME": asked}
+        command = [sys.executable, "-Es", tmp_path / "taktd"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return subprocess.CompletedProcess([], 0, done.stdout.replace(f"{tmp_path}/", ""), done.stderr)
+
+    return run
+
+
+def test_the_gpu_package_s_onnx_runtime_comes_first_only_where_it_is_enabled(
+    launch: Callable[[str | None], subprocess.CompletedProcess[str]],
+) -> None:
+    usual, enabled = (launch(asked).stdout.splitlines() for asked in (None, "gpu"))
+    assert usual[0].startswith("['gpu', 'vendor', ")
+    assert usual[1] == "['gpu', 'vendor']"
+    assert enabled == ["['onnxruntime-gpu', 'gpu', 'vendor']"] * 2
+    assert launch("gpu").stderr == ""
+
+
+def test_where_it_is_enabled_and_not_installed_ours_is_used_and_that_is_said(
+    launch: Callable[[str | None], subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "onnxruntime-gpu").rmdir()
+    done = launch("gpu")
+    assert done.stdout.splitlines()[1] == "['gpu', 'vendor']"
+    assert "apt install taktd-gpu; the ONNX Runtime that taktd brings is used" in done.stderr
+    assert "TAKTD_ONNXRUNTIME=yes: allowed is gpu" in launch("yes").stderr
+
+
+def test_the_gpu_package_depends_on_the_numpy_that_taktd_says_it_has() -> None:
+    provides = (PACKAGING / "debian" / "rules").read_text(encoding="utf-8")
+    depends = (PACKAGING / "debian-gpu" / "rules").read_text(encoding="utf-8")
+    assert 'numpy:Provides="taktd-numpy (= ' in provides
+    assert 'numpy:Depends="taktd-numpy (= ' in depends
+
+
 # ---- the shipped configuration ----
 
 
@@ -123,7 +172,8 @@ def test_each_generated_manual_page_is_well_formed(tmp_path: Path, page: str) ->
 
 def test_the_daemon_s_page_names_each_drop_in_and_each_exit_code() -> None:
     page = (PACKAGING / "man" / "taktd.8").read_text(encoding="utf-8").replace("\\-", "-")
-    drop_ins = [file.name for file in (ROOT / "systemd" / "drop-ins").glob("*.conf")]
+    shipped = [*(ROOT / "systemd" / "drop-ins").glob("*.conf"), *(PACKAGING / "debian-gpu").glob("*.conf")]
+    drop_ins = [file.name for file in shipped]
     codes = [str(code) for code in (EXIT_FAILED, EXIT_HANDED_OVER, EXIT_CONFIGURATION)]
     assert [name for name in drop_ins if f".B {name}" not in page] == []
     assert [code for code in codes if f"\n.B {code}\n" not in page] == []
