@@ -140,6 +140,19 @@ def test_device_time_is_the_devices(device: CudaDevice) -> None:
     assert stream.timed(lambda: stream.fill(block.address, 1, 64), SECOND) == 4000
 
 
+def test_the_context_spins_and_the_event_of_a_launch_carries_no_time(device: CudaDevice, fake_cuda: Simulated) -> None:
+    """Both are what makes a wait short: a thread that does not sleep, an event without a time stamp."""
+    library, flags = simulated.load(), ctypes.c_uint()
+    assert library.cuCtxGetFlags(ctypes.byref(flags)) == 0
+    assert flags.value == 1 | 8, "CU_CTX_SCHED_SPIN and CU_CTX_MAP_HOST"
+    stream, block = device.stream(), device.allocate(64)
+    graph = stream.capture(lambda: stream.fill(block.address, 1, 64), timeout_ns=SECOND, by_flag=False)
+    graph.launch()
+    with pytest.raises(_cuda.Error) as caught:
+        _cuda.elapsed_ns(graph._event, graph._event)
+    assert caught.value.args == ("cuEventElapsedTime", 400)
+
+
 def test_urgency_becomes_priority(device: CudaDevice) -> None:
     assert [device.stream(u).priority for u in (0, 1, 5, 9)] == [0, -1, -5, -5]
 
