@@ -1,11 +1,13 @@
 """gRPC and ZeroMQ against bare echoes of the same sizes, in one run, interleaved; and a control loop under a flood.
 
-    bench/front_doors.py [--seconds 10] [--json]
+    bench/front_doors.py [--seconds 10] [--no-flood] [--json]
 
 Every figure is beside what bounds it: ONNX Runtime called directly, a lane that sleeps for its answer, a bare grpcio
 (aio and sync) and pyzmq echo server in a process of its own. *Minus inference* is minus the time on the device that the
 replies of the same calls tell: after a pause a model runs slower than in a row, for everybody. The busy echo computes
-as long as the model before it answers. Only ratios within one run mean anything on a shared machine.
+as long as the model before it answers. Single calls are measured twice: with the client on the cores that are not the
+executor's (*beside*), as a program on a robot is, and where the kernel puts it (*anywhere*). The echo servers may use
+all cores, the gateway those that are not the executor's. Only ratios within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
@@ -146,6 +148,13 @@ def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, dict[str, f
     }  # fmt: skip
 
 
+def keep_to(cores: set[int]) -> None:
+    """All threads of this process, also those of gRPC and ZeroMQ; later ones inherit it."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(thread), cores)
+
+
 def run_us(name: str, reply: Any) -> float:
     """The time on the device that a reply of ours tells; 0 for all others."""
     if "echo" in name or name == "onnxruntime":
@@ -226,18 +235,20 @@ def flooding(address: str, data: bytes, stop: Any, answered: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each of the parts")
+    parser.add_argument("--no-flood", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), arguments.seconds)
+        result = measure(Path(folder), arguments.seconds, not arguments.no_flood)
     print(json.dumps(result, indent=None if arguments.json else 2))
     return 0
 
 
-def measure(folder: Path, seconds: float) -> dict[str, Any]:
+def measure(folder: Path, seconds: float, flood: bool) -> dict[str, Any]:
     policy, name, shape = go1(folder)
+    cores = os.sched_getaffinity(0)
     models.identity(folder / "id.onnx", (1, 3, 224, 224))
-    running = Running(folder, YAML.format(policy=policy, folder=folder, core=max(os.sched_getaffinity(0))))
+    running = Running(folder, YAML.format(policy=policy, folder=folder, core=max(cores)))
     running.start().await_ready()
     children: list[Any] = []
     spawn = mp.get_context("spawn")
@@ -281,7 +292,10 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
         }
         with running.connect() as node, node.attach("policy", wait="block", kind="model") as lane:
             calls["lane"] = lambda: (lane.inputs, lane.infer())[1]
-            latency = interleaved(calls, seconds)
+            latency = {}
+            for where, allowed in (("beside", cores - {max(cores)} or cores), ("anywhere", cores)):
+                keep_to(allowed)
+                latency[where] = interleaved(calls, seconds)
         rates = {"grpc": 0.0, "grpc_echo_aio": 0.0, "grpc_echo_sync": 0.0, "grpc_echo_busy": 0.0}
         for _ in range(2):
             for key, address, method in (
@@ -289,10 +303,10 @@ def measure(folder: Path, seconds: float) -> dict[str, Any]:
                 ("grpc_echo_sync", f"unix:{folder}/sync", ECHO), ("grpc_echo_busy", f"unix:{folder}/busy", ECHO),
             ):  # fmt: skip
                 rates[key] += throughput(lambda a=address, m=method: grpc_call(a, m, small), seconds / 6) / 2  # type: ignore[misc]
-        flood = flooded(running, spawn, grpc_at, small, seconds)
+        misses = flooded(running, spawn, grpc_at, small, seconds) if flood else {}
         memory = running.ask("status")["gateway"]
         return {
-            "latency_us": latency, "ratios": ratios(latency, rates), "calls_per_s_16_clients": rates, "flood": flood,
+            "latency_us": latency, "ratios": ratios(latency, rates), "calls_per_s_16_clients": rates, "flood": misses,
             "gateway_rss_mib": memory["rss_bytes"] / 2**20, "gateway_answered": memory["answered"],
         }  # fmt: skip
     finally:
@@ -327,16 +341,12 @@ def flooded(running: Running, spawn: Any, address: str, data: bytes, seconds: fl
     }
 
 
-def ratios(latency: dict[str, dict[str, float]], rates: dict[str, float]) -> dict[str, float]:
-    def over(ours: str, echo: str) -> float:
-        return round((latency[ours]["p50"] - latency[ours]["run"]) / latency[echo]["p50"], 2)
-
+def ratios(latency: dict[str, dict[str, dict[str, float]]], rates: dict[str, float]) -> dict[str, float]:
+    compared = (("grpc", "grpc_echo_aio"), ("grpc", "grpc_echo_sync"), ("zmq", "zmq_echo"),
+                ("grpc_602k", "grpc_echo_602k"), ("zmq_602k", "zmq_echo_602k"))  # fmt: skip
     return {
-        "grpc minus inference / aio echo": over("grpc", "grpc_echo_aio"),
-        "grpc minus inference / sync echo": over("grpc", "grpc_echo_sync"),
-        "zmq minus inference / echo": over("zmq", "zmq_echo"),
-        "grpc 602k minus inference / aio echo": over("grpc_602k", "grpc_echo_602k"),
-        "zmq 602k minus inference / echo": over("zmq_602k", "zmq_echo_602k"),
+        **{f"{ours} minus inference / {echo}, {where}": round((us[ours]["p50"] - us[ours]["run"]) / us[echo]["p50"], 2)
+           for where, us in latency.items() for ours, echo in compared},
         **{f"throughput of 16 / {kind} echo": round(rates["grpc"] / rates[f"grpc_echo_{kind}"], 2)
            for kind in ("aio", "sync", "busy")},
     }  # fmt: skip

@@ -75,11 +75,10 @@ class RequestServer:
         self._charged: dict[int, Principal] = {}  # by connection, from its first request for inference on
         self._jobs: dict[int, set[Handle]] = {}  # by connection
         self._telling = True
-        self._behind = False  # there may be messages of clients that have gone
         self._again: asyncio.Handle | None = None
         self.requests = self.replies_dropped = self.clients_gone = 0
-        for sock in (self.socket, self._monitor):
-            self._loop.add_reader(sock.get(zmq.FD), self._readable)
+        self._loop.add_reader(self.socket.get(zmq.FD), self._readable)
+        self._loop.add_reader(self._monitor.get(zmq.FD), self._read_monitor)
         self._read_monitor()  # libzmq wakes only whoever has looked and found nothing
 
     # ---- receiving ----
@@ -91,19 +90,15 @@ class RequestServer:
             self._again = None
         receive = self.socket.recv
         for _ in range(MESSAGES_PER_TURN):
-            if self._behind:
-                self._read_monitor()
             try:
                 routing_id = receive(NOBLOCK)
                 frames = [receive(NOBLOCK, copy=False)]
                 while frames[-1].more:
                     frames.append(receive(NOBLOCK, copy=False))
             except zmq.Again:
-                self._behind = False
-                self._read_monitor()
                 return
             self._received(routing_id, frames)
-            self._behind = True
+            self._read_monitor()  # what comes next may be of a client that has gone
         self._again = self._loop.call_soon(self._readable)
 
     @property
