@@ -81,7 +81,7 @@ def test_a_gpu_that_comes_late_is_waited_for(taktd: Start, gpu: dict[str, str], 
     """FAULTS: device nodes that appear long after a boot. No restart loop of the service, and no exit code 78."""
     path = models.mlp(tmp_path / "policy.onnx")
     running = taktd(yaml(path), environment={**gpu, "FAKE_CUDA_DEVICES": "0"}, wait=False)
-    eventually(lambda: running.log.count("no CUDA-capable device") >= 2, 30, "it is tried again")
+    eventually(lambda: running.log.count("no CUDA-capable device") >= 2, 60, "it is tried again")
     assert running.process.poll() is None
     running.await_notification("EXTEND_TIMEOUT_USEC=30000000", 20)
     Simulated(tmp_path / "gpu").control.devices = 1
