@@ -245,6 +245,10 @@ class GpuLife(Checks):
         self.check("taktd-gpu stays", there.startswith("ii"), there)
         done = self.python(DRIVER, PYCUDA, VENDOR)
         self.check("and its pycuda works", done.returncode == 0, done.stderr[-500:])
+        compiled = self.box.says(
+            "sh", "-c", f"ls {PYCUDA}/pycuda/__pycache__ {RUNTIME}/onnxruntime/__pycache__ | wc -l"
+        )
+        self.check("its byte code is still there", int(compiled or 0) > 4, compiled)
         done = self.apt("install", "--no-remove", f"/srv/{other}")
         there = self.box.says("dpkg-query", "-W", "-f", "${Version}", "taktd")
         refused = done.returncode != 0 and there.endswith("+nextsame")
