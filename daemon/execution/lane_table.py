@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from taktd.daemon.execution.link import ExecutorLink
 from taktd.daemon.execution.plan import queue_of, task_of
+from taktd.daemon.execution.repetition import Repetition
 from taktd.daemon.execution.rights import Rights
 from taktd.daemon.execution.served_lane import ServedLane
 from taktd.daemon.execution.setup import Prepared
@@ -40,6 +41,12 @@ LONG_GAP_NS: Final = 3_000_000  # more than it takes to pass a ledger on
 FRESH_NS: Final = 100_000  # a job has ended this recently
 AFTER_A_JOB_NS_MAX: Final = 20_000_000  # no longer is the end of one waited for
 FAILURES_TOLD: Final = 5  # failures of one lane that are reported with their text; the counters tell the rest
+COST_HINT: Final = (
+    "compare what its jobs take with its cost (taktctl loops --json: statistics.run, cost_ns). Where they need more, "
+    "set loops.{loop}.budget, or have it measured anew: remove measurements/ in the state folder, restart taktd. Else "
+    "free its core of other work"
+)
+INPUT_HINT: Final = "look at what the loop's client sends: the engine fails on it, and on nothing else"
 
 Chore = Iterator[None]
 """Work outside the schedule, in steps of well under a millisecond each."""
@@ -85,6 +92,7 @@ class LaneTable:
         self._link = link
         self._engines = prepared.engines
         self._proving = False  # an engine is being tried
+        self._unfounded: dict[tuple[str, str], Repetition] = {}  # loop, hint → a suspicion that came to nothing
         self._models: dict[str, dict[str, Any]] = {model["name"]: model for model in plan["models"]}
         self._batches: dict[tuple[str, int], BatchRun] = {}
         for model in plan["models"]:
@@ -385,13 +393,14 @@ class LaneTable:
             raise DeviceBroken(reason)
         if not self._proving:
             self._proving = True
-            self.chores.append(self._tried(ledger, lane, reason))
+            hint = INPUT_HINT if detail else COST_HINT.format(loop=lane.name)
+            self.chores.append(self._tried(ledger, lane, reason, hint))
 
     def _followed(self, ledger: Ledger) -> bool:
         state = _core.succession_state(ledger.descriptor)
         return ledger.owned and state["successor"] not in (0, state["owner"])
 
-    def _tried(self, ledger: Ledger, lane: ServedLane, reason: str) -> Chore:
+    def _tried(self, ledger: Ledger, lane: ServedLane, reason: str, hint: str) -> Chore:
         """Was it the input, or is it the engine?"""
         try:
             yield from proof(lane.engine, PROOF_RUNS, lane.cost_ns, _core.now)
@@ -399,7 +408,12 @@ class LaneTable:
             if self._followed(ledger):
                 raise DeviceBroken(f"{reason}; on an input of our own: {failure}") from failure
         else:
-            self.told.append(_log("warning", "switch-unfounded", lane, f"{reason}; well on an input of our own"))
+            # A rule can come true ten times a second, for as long as a cost is too low or a client sends nonsense.
+            times = self._unfounded.setdefault((lane.name, hint), Repetition()).came(_core.now())
+            if times:
+                again = f" ({times} times since this was told last)" if times > 1 else ""
+                text = f"{reason}; well on an input of our own{again}\nto do: {hint}"
+                self.told.append(_log("warning", "switch-unfounded", lane, text))
         finally:
             self._proving = False
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from taktd.daemon.execution.lane_table import LaneTable
+from taktd.daemon.execution.repetition import PAUSE_FIRST_NS
 from taktd.daemon.execution.rights import Rights
 from taktd.daemon.execution.setup import Prepared
 from taktd.daemon.recording.record import Recorder
@@ -39,7 +40,7 @@ class Server:
 
 
 class Engine:
-    spec = SimpleNamespace(model="m")
+    spec = SimpleNamespace(model="m", inputs=(), outputs=())
 
     def bind(self, inputs: object, outputs: object) -> Any:
         return lambda: None
@@ -122,3 +123,34 @@ def test_a_ledger_without_jobs_is_let_go_of_at_once(ledgers: list[int]) -> None:
     table.handle({"op": "release", "device": "cpu0"}, [])
     next(table.chores[0])
     assert server.of("hand_over") == [(0,)]
+
+
+def test_a_rule_that_comes_true_again_and_again_is_told_once_with_what_to_do_and_then_counted(
+    ledgers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = {"switch": {"failures": 0, "overruns": [8, 10]}}
+    table = table_of(Server(), ledgers, [entry("walk", 0) | rule, entry("trot", 1) | rule], Scheduler())
+    table.succession(0, "clean")
+    table.chores.clear()
+    table.told.clear()
+    _core.succession_set(ledgers[0], 9)
+    now_ns = _core.now()
+    monkeypatch.setattr("taktd.daemon.execution.lane_table._core.now", lambda: now_ns)
+
+    def overran(lane: int, sequence: int) -> None:
+        table.overran(table.lanes[lane], sequence)
+        while table.chores:
+            if next(table.chores[0], "done") == "done":
+                table.chores.popleft()
+
+    for sequence in range(1, 1_001):
+        for lane in (0, 1):
+            overran(lane, sequence)
+    assert [said["fields"]["loop"] for said in table.told] == ["walk", "trot"]
+    assert "8 of the last 10 jobs ran beyond their cost; well on an input of our own\nto do: " in table.told[0]["text"]
+    assert "loops.walk.budget" in table.told[0]["text"]
+    now_ns += PAUSE_FIRST_NS
+    for sequence in range(1_001, 1_009):
+        overran(0, sequence)
+    assert len(table.told) == 3
+    assert "(125 times since this was told last)" in table.told[2]["text"]
