@@ -4,7 +4,8 @@ An adaptive number of runs within a time cap, with pauses, so that a real-time p
 (back-to-back runs under SCHED_FIFO end in a 50 ms hole that is no property of the engine). A loop's jobs have pauses
 between them, in which others take the caches: where a pause is asked for, it comes so often that the tail is that of
 runs after it. A run during which the thread was switched out, or its core stood still, says something about the
-machine, not about the engine: it is counted, and left out.
+machine, not about the engine: it is counted, and left out. The witness itself switches the thread out to look; that
+counts for nothing, or no long run would ever be left in.
 
 Clock, pause, the count of involuntary switches and the witness of the core are handed in.
 """
@@ -20,12 +21,17 @@ __all__ = ["DUTY_BESIDE_PERCENT", "DUTY_PERCENT", "PAUSE_NS_MAX", "CostJson", "M
 DUTY_PERCENT: Final = 80
 DUTY_BESIDE_PERCENT: Final = 50  # where another one serves on the same core, and needs its share too
 BLOCK_NS: Final = 5_000_000  # busy at a stretch before a pause, at most
-BLOCK_RUNS: Final = 50  # and so many runs, where a pause is asked for: p99.9 is the 95th percentile of those after one
-PAUSE_NS_MAX: Final = 8_000_000  # longer ones make nothing colder
+BLOCK_RUNS: Final = 10  # and so many runs, where a pause is asked for: p99.9 is the p99 of those after one
+PAUSE_NS_MAX: Final = 8_000_000  # longer ones make next to nothing colder (docs/scheduling.md)
 RUNS_MIN: Final = 3  # whatever that takes
 RUNS_MAX: Final = 20_000
-WITNESSED_RUNS_MIN: Final = 16  # whose median says what is long
-LONG_PERCENT: Final = 125  # of the median: a run that is longer is one to ask the witness about
+WITNESSED_RUNS_MIN: Final = 16  # that say what is long
+# A run that is longer than so many of those before, by so much, is one to ask the witness about. That costs a run that
+# comes after a pause tens of microseconds, so most of those must not be asked about; one in ten comes after one.
+LONG_PPM: Final = 950_000
+LONG_PERCENT: Final = 150
+LONG_NS_MIN: Final = 50_000  # shorter is what the witness can't see
+WITNESS_EVERY_NS: Final = 100_000  # how often the witness looks from the moment on that it was told (ipc/core/server.h)
 RUNS_STABLE: Final = 5_000  # p99.9 of that many runs rests on five of them; more only helps if time is left
 
 
@@ -94,15 +100,19 @@ def measure(
     while True:
         before = switches()
         if witness and runs >= WITNESSED_RUNS_MIN and not runs & (runs - 1):  # at each power of two
-            long_ns = sorted(clean or disturbed)[len(clean or disturbed) // 2] * LONG_PERCENT // 100
+            before_ns = Measurement(tuple(sorted(clean or disturbed)), 0).quantile_ns(LONG_PPM)
+            long_ns = max(LONG_NS_MIN, before_ns * LONG_PERCENT // 100)
+        due_ns = clock() + long_ns
         if witness and long_ns:
-            witness.expect(clock() + long_ns)
+            witness.expect(due_ns)
         start = clock()
         run()
         end = clock()
+        looks = 0
         if witness:
             witness.over()
-        kept = switches() == before and not (witness and long_ns and witness.absent_ns(end))
+            looks = (clock() - due_ns) // WITNESS_EVERY_NS + 1 if long_ns else 0
+        kept = switches() - before <= max(looks, 0) and not (witness and long_ns and witness.absent_ns(end))
         (clean if kept else disturbed).append(end - start)
         runs += 1
         spent = end - begin

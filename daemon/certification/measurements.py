@@ -21,7 +21,7 @@ from taktd.daemon.durable_file import SealBroken, read_sealed, write_sealed
 from taktd.daemon.logbook import log
 from taktd.engines.measure import PAUSE_NS_MAX
 
-FORMAT: Final = 2
+FORMAT: Final = 3  # 2: measured with a witness, hardly any run was left in
 
 Costs = dict[str, dict[str, int]]  # batch size → p50_ns, p99_ns, …
 
