@@ -78,6 +78,7 @@ class TensorRtEngine:
         library.log.clear()
         self._runtime = library.made("Runtime")
         load_plugins(library, self._runtime.get_plugin_registry() if plugins else None, list(plugins))
+        library.log.clear()  # of what it has to say about this plan alone
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             said = library.log.errors()
