@@ -84,12 +84,13 @@ class Collision:
 class Refusal:
     """Why a set is not admitted. at_ns counts from the start of the worst busy period.
 
-    reason: `demand` (work due by at_ns exceeds it by missing_ns), `share` (the loops fit, the share kept free for best
-    effort does not: over 1 s missing_ns are missing), `horizon` (no failure up to at_ns, but what follows could not be
-    searched). loop is the one to change; nearest_* are proven to fit, and nearest if exact.
+    reason: `alone` (a job takes missing_ns longer than the at_ns that deadline and jitter leave it), `demand` (work due
+    by at_ns exceeds it by missing_ns), `share` (the loops fit, the share kept free for best effort does not: over 1 s
+    missing_ns are missing), `horizon` (no failure up to at_ns, but what follows could not be searched). loop is the one
+    to change; nearest_* are proven to fit, and nearest if exact.
     """
 
-    reason: Literal["demand", "share", "horizon"]
+    reason: Literal["alone", "demand", "share", "horizon"]
     at_ns: int
     missing_ns: int
     jobs: tuple[Collision, ...]
@@ -110,7 +111,9 @@ class Refusal:
         """For the person who has to act."""
         names = ", ".join(job.text() for job in self.jobs)
         at, missing = format_duration(self.at_ns), format_duration(self.missing_ns)
-        if self.reason == "demand":
+        if self.reason == "alone":
+            first = f"a job of {self.loop} takes {format_duration(self.jobs[0].cost_ns)} and has {at} to its deadline"
+        elif self.reason == "demand":
             first = f"{at} after the worst start, {names} together need {missing} more than there is"
         elif self.reason == "share":
             first = f"the loops fit, but with the share kept free for best effort {missing} are missing in each {at}"
@@ -361,13 +364,16 @@ def _refusal(
 def _explain(loads: Sequence[Load], dispatch_ns: int, share_ppm: int, scale: int) -> Refusal | None:
     """None if the set is admitted."""
     search = Effort(SEARCH_EFFORT // scale)
-    if (hopeless := _hopeless(loads)) is not None:
-        at = max(hopeless.deadline_ns - hopeless.jitter_ns, 0)
-        alone = [hopeless]
-        missing = hopeless.cost_ns - (hopeless.deadline_ns - hopeless.jitter_ns)
-        found = _Search(loads, hopeless, dispatch_ns, share_ppm, search)
-        jobs = tuple(Collision(load.name, 1, load.cost_ns, at, False) for load in alone)
-        return Refusal("demand", at, missing, jobs, hopeless.name, found.period_ns(), found.deadline_ns(), found.exact)
+    # Before the schedule is looked at: no other loop is to be named for one that can't be served even alone.
+    too_long = next((load for load in loads if load.cost_ns > load.deadline_ns - load.jitter_ns), None)
+    if too_long is not None:
+        left_ns = too_long.deadline_ns - too_long.jitter_ns
+        found = _Search(loads, too_long, dispatch_ns, share_ppm, search)
+        return Refusal(
+            "alone", max(left_ns, 0), too_long.cost_ns - left_ns,
+            (Collision(too_long.name, 1, too_long.cost_ns, max(left_ns, 0), False),),
+            too_long.name, found.period_ns(), found.deadline_ns(), found.exact,
+        )  # fmt: skip
     demand = Demand(loads, dispatch_ns)
     try:
         at_or_none = demand.first_failing(Effort(VERDICT_EFFORT // scale))

@@ -24,7 +24,7 @@ from taktd.daemon.certification.cost_file import CostsRefused, CostUnknown, read
 from taktd.daemon.certification.costs import BudgetTooSmall
 from taktd.daemon.certification.foresight import Foresight, StandbyUnknown, foresee
 from taktd.daemon.config.configuration import Configuration, ConfigurationRefused, Loop, load_with_places
-from taktd.daemon.config.durations import format_duration, format_ppm
+from taktd.daemon.config.durations import format_ppm, format_rounded
 from taktd.daemon.config.yamltree import ConfigError, Tree
 from taktd.daemon.models.inspection import Inspector, ModelRefused
 from taktd.daemon.models.store import StoreError, resolved
@@ -74,19 +74,16 @@ def check(file: Path, costs_path: Path | None, wcrt: bool, as_json: bool) -> Non
 
 
 def _misfits(configuration: Configuration) -> list[str]:
-    """What only the models tell of fallbacks: a constant or a stand-in that doesn't fit the loop's tensors.
+    """What only the models tell: a file that is none, a constant or a stand-in that doesn't fit the loop's tensors.
 
     Loops whose models are not all at hand are left out: of those files there is a warning.
     """
     judged: dict[str, Loop] = {}
-    needed: set[str] = set()
+    needed = {name for name in configuration.models if _at_hand(configuration, name)}
     for loop in configuration.loops.values():
-        others = {one.model for one in loop.fallback if one.kind == "device" and one.model} - {loop.model}
-        if others or any(one.kind == "constant" for one in loop.fallback):
-            models = {loop.model, *others}
-            if all(_at_hand(configuration, name) for name in models):
-                judged[loop.name] = loop
-                needed |= models
+        models = {loop.model, *(one.model for one in loop.fallback if one.kind == "device" and one.model)}
+        if models <= needed:
+            judged[loop.name] = loop
     part = configuration.model_copy(
         update={"loops": judged, "models": {name: configuration.models[name] for name in sorted(needed)}}
     )
@@ -114,7 +111,10 @@ def _missing_files(configuration: Configuration, places: Tree) -> Iterator[Confi
     where it runs. Versions are folders, and judged when one is activated."""
     for name, model in configuration.models.items():
         path, key = Path(model.path), ("models", name, "path")
-        if model.version is not None and not path.is_dir():
+        if model.version is not None and path.is_file():
+            hint = "remove `version`, or name the folder that holds the versions"
+            yield places.error(key, "is a file", found=model.path, allowed="a folder, with `version`", hint=hint)
+        elif model.version is not None and not path.is_dir():
             yield places.error(key, "is not a folder that is there", found=model.path, hint="a version needs one")
         elif model.version is None and path.is_dir():
             hint = "name the file in it, or write `version: latest` beside the path"
@@ -191,13 +191,16 @@ def _show(seen: dict[str, Foresight], configuration: Configuration) -> None:
         verdict = device.verdict
         word = "[green]admitted[/]" if device.admitted else "[bold red]refused[/]"
         best_effort = (
-            f"best effort up to {format_duration(verdict.max_dispatch_ns)} a dispatch, "
+            f"best effort up to {format_rounded(verdict.max_dispatch_ns)} a dispatch, "
             f"share {format_ppm(verdict.share_ppm)}"
         )
         used = format_ppm(verdict.utilization_ppm)
         console.print(f"{name}: {word}, utilisation {used}, {best_effort}", highlight=False)
         if verdict.loops:
             console.print(_table(verdict, set(device.stand_ins)))
+        if verdict.admitted and verdict.max_dispatch_ns and configuration.devices[name].best_effort.mode == "auto":
+            text = "margins are beside best effort: by `best_effort: auto` it takes the longest dispatch that fits"
+            console.print(text, highlight=False)
         for loop, why in device.stand_ins.items():
             if why and configuration.loops[loop].fallback_uncertified:
                 text = f"loop {loop}: its stand-in on {name} would not be certified: {why}"
@@ -210,10 +213,12 @@ def _show(seen: dict[str, Foresight], configuration: Configuration) -> None:
 
 def _table(verdict: Verdict, stand_ins: set[str]) -> Table:
     table = Table()
-    for column in ("loop", "period", "deadline", "jitter", "cost", "worst response", "margin"):
+    asked = any(loop.wcrt_ns is not None for loop in verdict.loops)
+    for column in ("loop", "period", "deadline", "jitter", "cost", *(["worst response"] if asked else []), "margin"):
         table.add_column(column, justify="left" if column == "loop" else "right", no_wrap=column == "loop")
     for loop in verdict.loops:
-        times = (loop.period_ns, loop.deadline_ns, loop.jitter_ns, loop.cost_ns, loop.wcrt_ns, loop.margin_ns)
+        responses = [loop.wcrt_ns] if asked else []
+        times = (loop.period_ns, loop.deadline_ns, loop.jitter_ns, loop.cost_ns, *responses, loop.margin_ns)
         name = f"{loop.name} (stand-in)" if loop.name in stand_ins else loop.name
-        table.add_row(name, *("" if ns is None else format_duration(ns) for ns in times))
+        table.add_row(name, *("" if ns is None else format_rounded(ns) for ns in times))
     return table

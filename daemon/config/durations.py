@@ -81,6 +81,12 @@ def format_duration(duration_ns: int) -> str:
     return f"{sign}{rest}ns"
 
 
+def format_rounded(duration_ns: int) -> str:
+    """Four significant digits, for tables: 10_999_999 is "11ms"."""
+    unit = 10 ** max(len(str(abs(duration_ns))) - 4, 0)
+    return format_duration((duration_ns + unit // 2) // unit * unit)
+
+
 def format_size(size_bytes: int) -> str:
     """The largest binary unit that says it exactly: 67_108_864 is "64MiB"."""
     for unit in ("GiB", "MiB", "KiB"):

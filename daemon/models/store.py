@@ -88,6 +88,11 @@ def resolved(configuration: Configuration, chosen: Mapping[str, int] | None = No
                 f"model {name}: {model.path} is a folder, and no version is named",
                 "write `version: latest` or a number beside the path",
             )
+        if model.version is not None and Path(model.path).is_file():
+            raise StoreError(
+                f"model {name}: {model.path} is a file, and a version is named",
+                "remove `version`, or name the folder that holds the versions",
+            )
         if model.version is not None:
             store = ModelStore(Path(model.path), name)
             wanted = (chosen or {}).get(name, model.version)

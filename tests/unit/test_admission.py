@@ -99,6 +99,13 @@ def test_a_cost_that_does_not_fit_alone_is_refused() -> None:
     assert (verdict.refusal.nearest_deadline_ns, verdict.refusal.nearest_period_ns) == (6, None)
 
 
+def test_no_other_loop_is_named_for_one_whose_job_is_longer_than_its_deadline() -> None:
+    verdict = admit(loops((20 * MS, 20 * MS, 30 * MS), (20 * MS, 20 * MS, 1 * MS)), OFF)
+    assert verdict.refusal is not None
+    assert (verdict.refusal.reason, verdict.refusal.loop) == ("alone", "loop0")
+    assert verdict.refusal.text().startswith("a job of loop0 takes 30ms and has 20ms to its deadline; no longer")
+
+
 def test_jitter_as_long_as_the_deadline_is_refused_and_not_divided_by() -> None:
     verdict = admit(loops((10, 5, 1, 5), (10, 10, 1)), OFF)
     assert verdict.refusal is not None

@@ -90,7 +90,7 @@ def test_one_that_need_not_be_certified_is_accepted_and_shown(tmp_path: Path) ->
     assert ended.exit_code == 0, ended.output
     entry = answer(ended)["devices"]["cpu1"]["stand_ins"]["walk"]
     assert entry["certified"] is False
-    assert "need" in entry["reason"]
+    assert "a job of walk takes 6.51ms and has 5ms" in entry["reason"]
     assert "would not be certified" in run(file, cost_ns=5_000_000, options=()).stdout
     assert answer(run(file))["devices"]["cpu1"]["stand_ins"]["walk"]["reason"] == "what a costs on cpu1 is not known"
 
@@ -128,12 +128,21 @@ def test_what_only_the_models_tell_is_refused_too(tmp_path: Path, fallback: str,
     assert said in answer(ended)["errors"][0]["what"]
 
 
-def test_a_broken_model_that_a_fallback_needs_is_refused(tmp_path: Path) -> None:
-    file = configured(tmp_path, "{device: cpu1, model: b}")
-    (tmp_path / "b.onnx").write_bytes(b"no network")
+@pytest.mark.parametrize("broken", ["a", "b"])
+def test_a_model_that_is_none_is_refused(tmp_path: Path, broken: str) -> None:
+    file = configured(tmp_path, "hold")
+    (tmp_path / f"{broken}.onnx").write_bytes(b"no network")
     ended = run(file)
     assert ended.exit_code == 2, ended.output
-    assert "model b (" in answer(ended)["errors"][0]["what"]
+    assert f"model {broken} (" in answer(ended)["errors"][0]["what"]
+
+
+def test_a_version_of_a_file_is_warned_about(tmp_path: Path) -> None:
+    file = configured(tmp_path, "hold")
+    file.write_text(file.read_text().replace("path: b.onnx", "path: b.onnx, version: latest"))
+    ended = run(file)
+    assert "models.b.path: is a file" in ended.stderr
+    assert "remove `version`" in ended.stderr
 
 
 def test_a_model_that_is_not_there_yet_is_warned_about_only(tmp_path: Path) -> None:

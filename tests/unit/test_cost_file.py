@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from taktd.daemon.certification.cost_file import cost_document
 from taktd.daemon.cli.check import check
 from taktd.engines.model_file import content_digest
+from tests import models
 
 CONFIGURATION = """
 devices:
@@ -33,7 +34,8 @@ def document(**changes: Any) -> dict[str, Any]:
 def run(folder: Path, costs: Any = None, configuration: str = CONFIGURATION, *options: str) -> Result:
     file = folder / "taktd.yaml"
     file.write_text(configuration)
-    (folder / "go1.onnx").touch()
+    if not (folder / "go1.onnx").exists():
+        models.identity(folder / "go1.onnx")
     arguments = [str(file), "--json", *options]
     if costs is not None:
         path = folder / "costs.json"
@@ -81,10 +83,10 @@ def test_a_refused_set_ends_with_1_and_says_what_would_fit(tmp_path: Path) -> No
 
 def test_costs_of_another_engine_are_refused(tmp_path: Path) -> None:
     model = tmp_path / "go1.onnx"
-    model.write_bytes(b"one network")
+    models.identity(model, (1, 4))
     digest = content_digest(model, [])
     assert run(tmp_path, document(digest=digest)).exit_code == 0
-    model.write_bytes(b"another one")
+    models.identity(model, (1, 5))
     ended = run(tmp_path, document(digest=digest))
     assert ended.exit_code == 2
     assert "another engine" in json.loads(ended.stdout)["errors"][0]["what"]

@@ -46,6 +46,21 @@ def test_format_is_the_shortest_exact_text(ns: int, text: str) -> None:
     assert d.format_duration(ns) == text
 
 
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0s"),
+        (999, "999ns"),
+        (10_999_999, "11ms"),
+        (1_234_567, "1.235ms"),
+        (4_000_001, "4ms"),
+        (-9_999_996, "-10ms"),
+    ],
+)
+def test_a_table_has_four_digits(ns: int, text: str) -> None:
+    assert d.format_rounded(ns) == text
+
+
 @pytest.mark.parametrize("ns", [1, 999, 1000, 1001, 123_456_789, 10**9, 10**9 + 1, 86_400 * 10**9])
 def test_what_is_formatted_parses_back(ns: int) -> None:
     assert d.parse_duration(d.format_duration(ns)) == ns

@@ -359,3 +359,7 @@ def test_a_configuration_is_resolved_to_files(store: ModelStore, tmp_path: Path)
         resolved(load(configured(tmp_path, ", version: 3")))
     with pytest.raises(StoreError, match="no version is named"):
         resolved(load(configured(tmp_path, "")))
+    file = configured(tmp_path, ", version: latest")
+    file.write_text(file.read_text().replace("store/go1", str(source(tmp_path, b"one"))))
+    with pytest.raises(StoreError, match="is a file, and a version is named"):
+        resolved(load(file))
