@@ -36,7 +36,7 @@ help:
 	@echo "make bench      bench/results.json and the table in docs/performance.md; best as root"
 	@echo "make deb        the Debian packages, offline once their wheels are there (make wheelhouse fetches them)"
 	@echo "make deb-test   their whole life in throwaway machines, as root"
-	@echo "make deb-gpu    the package taktd-gpu for both releases (downloads 600 MB, compiles pycuda; once), as root"
+	@echo "make deb-gpu    the package taktd-gpu for both releases (downloads 0.5 GB, compiles pycuda; once), as root"
 	@echo "make deb-gpu-test  its life in throwaway machines, on a simulated driver, as root"
 	@echo "make proto      the Python modules that are generated from ipc/grpc/*.proto"
 	@echo "make constraints  pin the newest versions that pyproject.toml allows, with: $(PYTHONS)"
