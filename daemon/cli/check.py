@@ -91,9 +91,10 @@ def _misfits(configuration: Configuration) -> list[str]:
         part = resolved(part)
         with tempfile.TemporaryDirectory(prefix="taktctl-check-") as folder:  # nothing is remembered
             return fallback_problems(part, asyncio.run(_inspect(part, Path(folder))))
-    except (StoreError, ModelRefused) as refused:
-        hint = getattr(refused, "hint", "")
-        return [f"{refused}\n  to do: {hint}" if hint else str(refused)]
+    except StoreError as refused:
+        return [f"{refused}\n  to do: {refused.hint}" if refused.hint else str(refused)]
+    except ModelRefused as refused:
+        return [str(refused)]
 
 
 def _at_hand(configuration: Configuration, name: str) -> bool:

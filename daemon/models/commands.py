@@ -221,7 +221,7 @@ async def _inspected(host: Host, model: Model, path: str) -> tuple[Model, dict[s
     try:
         return model, await host.inspect_model(model)
     except ModelRefused as refused:
-        raise ControlError(str(refused), refused.refusal.get("hint", "")) from None
+        raise ControlError(refused.finding, refused.hint) from None
 
 
 async def _answered(work: Awaitable[T]) -> T:

@@ -35,12 +35,20 @@ class ModelRefused(Exception):
         self.model, self.refusal = model, dict(refusal)
         super().__init__(refusal["what"])
 
-    def __str__(self) -> str:
+    @property
+    def hint(self) -> str:
+        """What to do; "" where nobody knows."""
+        return self.refusal.get("hint", "")
+
+    @property
+    def finding(self) -> str:
+        """All but what to do, for answers that have a place of their own for that."""
         lines = [f"model {self.model.name} ({self.model.path}): {self.refusal['what']}"]
-        for label, key in (("found", "found"), ("allowed", "allowed"), ("to do", "hint")):
-            if self.refusal.get(key):
-                lines.append(f"  {label}: {self.refusal[key]}")
+        lines += [f"  {key}: {self.refusal[key]}" for key in ("found", "allowed") if self.refusal.get(key)]
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self.finding}\n  to do: {self.hint}" if self.hint else self.finding
 
 
 @dataclass(frozen=True)

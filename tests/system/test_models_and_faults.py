@@ -109,6 +109,7 @@ def test_bad_input_to_the_commands(one_daemon: Running, arguments: list[str], co
     done = one_daemon.taktctl(*arguments)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert what in done.stderr
+    assert done.stderr.count("to do: ") <= 1
 
 
 @pytest.fixture(scope="module")
