@@ -50,7 +50,9 @@ class Stored(Running):
         )  # fmt: skip
 
     def listed(self) -> dict[str, Any]:
-        [entry] = self.taktctl_json("model", "list", "policy")["models"]
+        answer = self.taktctl_json("model", "list", "policy")
+        assert "models" in answer, answer
+        [entry] = answer["models"]
         assert isinstance(entry, dict)
         return entry
 
