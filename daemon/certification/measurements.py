@@ -78,7 +78,10 @@ class MeasurementStore:
         self._folder = folder
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """{"costs", "dispatch_ns", "real_time"} as it was written, or None; what is not believed is announced."""
+        """What write() was given, by its arguments' names, or None; what is not believed is announced.
+
+        refuted: why the costs do not hold, "" where nothing is known against them.
+        """
         try:
             body: dict[str, Any] | None = read_sealed(self._folder / f"{key}.json", key)
         except SealBroken as broken:
@@ -86,9 +89,14 @@ class MeasurementStore:
             return None
         return body
 
-    def write(self, key: str, costs: Costs, dispatch_ns: int, real_time: bool) -> bool:
+    def refute(self, key: str, why: str) -> None:
+        """Jobs have shown that the costs do not hold: the next start measures anew, and can say why."""
+        if (body := self.read(key)) is not None:
+            self.write(key, body["costs"], body["dispatch_ns"], body["real_time"], why)
+
+    def write(self, key: str, costs: Costs, dispatch_ns: int, real_time: bool, refuted: str = "") -> bool:
         """Whether it was written."""
-        body = {"costs": costs, "dispatch_ns": dispatch_ns, "real_time": real_time}
+        body = {"costs": costs, "dispatch_ns": dispatch_ns, "real_time": real_time, "refuted": refuted}
         try:
             self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             write_sealed(self._folder / f"{key}.json", key, body)

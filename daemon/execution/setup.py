@@ -35,7 +35,7 @@ MEASURE_CAP_NS: Final = 2_000_000_000  # an engine and batch size
 class Prepared:
     rights: Rights
     engines: dict[str, WarmEngine]
-    measured: dict[str, dict[int, CostJson]]  # model → batch size → cost; only what was measured now
+    measured: dict[str, dict[int, CostJson]]  # model → batch size → cost; as told where it was, else measured now
     dispatch_ns: int
     helpers: set[int] = field(default_factory=set)  # threads of engines that need the rights it will serve with
     verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # model → what it was compared on, how far off
@@ -93,9 +93,9 @@ def prepare(plan: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambd
     cap_ns = plan.get("measure_cap_ns", MEASURE_CAP_NS)
     duty_percent = DUTY_BESIDE_PERCENT if plan.get("prepare") else DUTY_PERCENT
     prepared.measured = {
-        name: _measure(prepared.engines[name], cap_ns, model["pause_ns"], witness, duty_percent)
+        name: model.get("measured")
+        or _measure(prepared.engines[name], cap_ns, model["pause_ns"], witness, duty_percent)
         for name, model in models.items()
-        if not model.get("measured")
     }
     for name, model in models.items() if plan.get("prove") else ():
         # Its process died: the loops are with a stand-in, and come back only to an engine that works.

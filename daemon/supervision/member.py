@@ -108,6 +108,7 @@ class Member:
         self.rss_bytes = 0
         self.measured: Measured = {}
         self.measured_real_time = True
+        self.refuted: dict[str, str] = {}  # model → why what was stored of it, and not measured since, does not hold
         self.deaths_ns: list[int] = []  # since it was ready for the first time
         self.ready_ns = 0
         self.gpu: dict[str, Any] | None = None  # which card its process has opened, where it is one
@@ -129,8 +130,16 @@ class Member:
             stored = self._store.read(self._identities[model.name])
             if stored is not None:
                 self.measured[model.name] = stored["costs"]
+                if why := stored.get("refuted", ""):
+                    self.refuted[model.name] = why
+                    continue
                 self.dispatch_ns = max(self.dispatch_ns, stored["dispatch_ns"])
                 self.measured_real_time &= bool(stored["real_time"])
+
+    def refute(self, model: str, why: str) -> None:
+        """Loops have shown that the model costs more than was measured. This process goes on by its schedule, and so
+        does one that is started in its place; whoever is made for another plan, or at the next start, measures anew."""
+        self._store.refute(self._identities[model], why)
 
     @property
     def ready(self) -> bool:
@@ -239,7 +248,7 @@ class Member:
             "max_delay_ns": batching.max_delay_ns if batching else 0, "pause_ns": self._pause_ns(name),
             **engine_rules(model),
         }  # fmt: skip
-        if name in self.measured:
+        if name in self.measured and name not in self.refuted:
             entry["measured"] = self.measured[name]
         return entry
 
@@ -251,6 +260,10 @@ class Member:
         self.dispatch_ns = message.get("dispatch_ns") or self.dispatch_ns
         real_time = self.rights.get("policy") == MEASURED_WITH_RIGHTS
         for name, costs in message["measured"].items():
+            if costs == self.measured.get(name):
+                continue  # what it was told: of an executor that was taken over
+            if why := self.refuted.pop(name, ""):
+                log("notice", f"{name} was measured anew on {self.home}, since {why}", device=self.home, model=name)
             self.measured[name] = costs
             self.measured_real_time &= real_time
             if not self._store.write(self._identities[name], costs, self.dispatch_ns, real_time):

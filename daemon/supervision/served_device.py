@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from taktd.daemon.certification.confirmation import confirm
+from taktd.daemon.config.configuration import Loop
+from taktd.daemon.config.durations import format_duration
 from taktd.daemon.doctor.preconditions import Lost
 from taktd.daemon.health import statistics
 from taktd.daemon.logbook import log
@@ -136,7 +138,7 @@ class ServedDevice:
         """Admitted on measurements that hold for the machine as it is now, and served by its own executor."""
         schedule = self.schedule
         admitted = schedule is not None and schedule.certified
-        claimed = admitted and not self._lost and not any(self.confirmed.values())
+        claimed = admitted and not self._lost and not any(self.confirmed.values()) and not self._doubts()
         return claimed and self.role == PRIMARY and not self._misplaced()
 
     def _misplaced(self) -> str:
@@ -165,7 +167,29 @@ class ServedDevice:
             self.revocations += bool(said) and self.certified
             self.confirmed[name] = said
             if said:
-                log("warning", f"the cost of loop {name} does not hold: {said}", device=self.name, loop=name)
+                self._refute(loop, said)
+
+    def _refute(self, loop: Loop, said: str) -> None:
+        counters = statistics.read(self.lanes.stats_fd, self.lanes.stats_block("loop", loop.name))
+        took = format_duration(round(counters["run"]["p99_us"] * 1000))
+        if loop.budget_ns is None:
+            self.member.refute(loop.model, said)
+            hint = f"nothing if this was a disturbance: the next start measures anew. Or set loops.{loop.name}.budget"
+        else:
+            hint = f"raise loops.{loop.name}.budget"
+        log(
+            "warning", f"the cost of loop {loop.name} does not hold: {said}; {self.name} is not certified any more\n"
+            f"to do: {hint}; its jobs took {took} at p99. `taktctl doctor` names what disturbs its core",
+            device=self.name, loop=loop.name,
+        )  # fmt: skip
+
+    def _doubts(self) -> list[str]:
+        """Why costs that its executor was admitted with do not hold, as was found by a taktd before this one."""
+        return [
+            self.member.refuted[loop.model]
+            for loop in self.member.plan.loops
+            if loop.budget_ns is None and loop.model in self.member.refuted
+        ]
 
     @property
     def lost(self) -> tuple[Lost, ...]:
@@ -181,7 +205,9 @@ class ServedDevice:
         """Why it is not, "" where it is."""
         if self.schedule is None:
             return "not admitted yet"
-        refuted = [*(str(loss) for loss in self._lost), *(said for said in self.confirmed.values() if said)]
+        refuted = (
+            [str(loss) for loss in self._lost] + [said for said in self.confirmed.values() if said] + self._doubts()
+        )
         if self.schedule.reason or refuted:
             return self.schedule.reason or "; ".join(refuted)
         if misplaced := self._misplaced() if self.role == PRIMARY else "":

@@ -103,7 +103,7 @@ def test_broken_measurements_are_announced_and_made_again(tmp_path: Path, capfd:
     store = MeasurementStore(tmp_path / "m")
     assert store.read("k") is None
     assert store.write("k", COSTS, 7, True)
-    assert store.read("k") == {"costs": COSTS, "dispatch_ns": 7, "real_time": True}
+    assert store.read("k") == {"costs": COSTS, "dispatch_ns": 7, "real_time": True, "refuted": ""}
     assert not capfd.readouterr().err
     damaged(tmp_path / "m" / "k.json")
     assert store.read("k") is None
@@ -117,7 +117,19 @@ def test_a_disk_that_is_full_costs_the_next_start_time_and_nothing_else(tmp_path
     store.write("k", COSTS, 1, True)
     with failing(2, fails(errno.ENOSPC)):  # the first makes a folder that is there
         assert not store.write("k", COSTS, 2, True)
-    assert store.read("k") == {"costs": COSTS, "dispatch_ns": 1, "real_time": True}
+    assert store.read("k") == {"costs": COSTS, "dispatch_ns": 1, "real_time": True, "refuted": ""}
+
+
+def test_what_jobs_refuted_is_kept_with_the_reason_until_it_is_measured_anew(tmp_path: Path) -> None:
+    store = MeasurementStore(tmp_path / "m")
+    store.refute("k", "nothing is there yet")
+    assert store.read("k") is None
+    store.write("k", COSTS, 1, True)
+    store.refute("k", "20 of the first 30 jobs took longer")
+    said = "20 of the first 30 jobs took longer"
+    assert store.read("k") == {"costs": COSTS, "dispatch_ns": 1, "real_time": True, "refuted": said}
+    store.write("k", COSTS, 2, True)
+    assert store.read("k") == {"costs": COSTS, "dispatch_ns": 2, "real_time": True, "refuted": ""}
 
 
 def test_a_broken_inspection_is_announced_and_made_again(
