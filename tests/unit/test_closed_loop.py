@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taktd.daemon.execution.closed_loop import IN_VAIN, ClosedLoop
+from taktd.daemon.execution.closed_loop import ClosedLoop
 
 WITHIN_NS = 400_000
 
@@ -23,13 +23,19 @@ def test_whoever_pauses_is_waited_for_as_soon_as_it_is_back() -> None:
     assert pays(ClosedLoop(), 300, 300, 1600, 300, 300) == [True, True, False, True, True]
 
 
-def test_after_a_wait_in_vain_it_has_to_come_back_soon_many_times() -> None:
+def test_after_each_wait_in_vain_it_has_to_come_back_soon_twice_as_often() -> None:
     client = ClosedLoop()
-    assert pays(client, 300, 600) == [True, False]
-    assert pays(client, *[300] * IN_VAIN) == [False] * IN_VAIN
-    assert pays(client, 300) == [True]
-    assert pays(client, 900, *[300] * (IN_VAIN // 2), 900, *[300] * (IN_VAIN // 2)).count(True) == 0
-    assert pays(client, 300) == [True], "what came late without being waited for costs nothing"
+    pays(client, 300)
+    for quick in (1, 2, 4, 8, 16, 32, 64, 64):
+        assert pays(client, 600) == [False]
+        assert pays(client, *[300] * quick) == [False] * quick
+        assert pays(client, 300) == [True]
+    assert pays(client, 300, 600, 300, 300) == [True, False, False, True], "a wait that paid is a new beginning"
+
+
+def test_what_comes_late_without_being_waited_for_costs_nothing() -> None:
+    client = ClosedLoop()
+    assert pays(client, 300, 600, 600, 600, 300, 600, 300) == [True, False, False, False, False, False, True]
 
 
 @pytest.mark.parametrize("gap_us", [0, -50])
