@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,12 @@ class Running:
     # ---- life ----
 
     def start(self, wrapper: list[str] | None = None) -> Running:
-        """Start without waiting; wrapper is a command that runs it, such as setpriv."""
+        """Start without waiting; wrapper is a command that runs it, such as setpriv. What one before it had said last,
+        and nobody has read, is not taken for this one's word."""
+        self._notify.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                self.notifications.append(self._notify.recv(4096).decode())
         command = [*(wrapper or []), sys.executable, "-m", "taktd.daemon", "--config", str(self.file)]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(

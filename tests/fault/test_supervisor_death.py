@@ -86,10 +86,6 @@ class Reign(Running):
         return self.process.wait(STOP_S)
 
     def again(self) -> Reign:
-        self._notify.setblocking(False)
-        with suppress(BlockingIOError):
-            while self._notify.recv(4096):
-                pass  # what the dead one had said
         self.start()
         self.await_ready()
         return self
