@@ -225,7 +225,10 @@ class GpuLife(Checks):
         done = self.apt(*words)
         self.check(sentence, done.returncode == 0, done.stdout[-500:] + done.stderr[-800:])
         new = self.until(lambda: bool(self.box.executors()) and not set(self.box.executors()) & executors)
+        failed = self.failed
         self.answered_again(client, all_the_time=True)
+        if self.failed > failed:
+            self.note(self.box.journal("-n", "60"))
         if not new and "was taken back" in self.box.journal("-n", "20"):
             # Its first seconds had more misses than the old one's: that happens on a busy machine, and is right.
             self.note("what is installed now was taken back: this machine is busy; restarted")
