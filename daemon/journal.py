@@ -35,6 +35,7 @@ MESSAGE_IDS: Final[dict[str, str]] = {
     "stand-in-lost": "2f6d1c9be0b84a7f8d35a1e47c90b3d2",
     "gpu-fault": "a7f0b1d45c9e4f02b6a4d2c81e93570f",
     "fault-injected": "d9de4908c48646ed92183bb441a38c0f",
+    "operation-failed": "0f9a2d8c0725405d8d3b47aa6384c413",
 }
 
 Send = Callable[..., None]
