@@ -24,11 +24,11 @@ from tests.running import Running, eventually, serving
 
 YAML = """\
 allow_faults: true
-devices: {{cpu0: {{driver: cpu}}, sim0: {{driver: sim, cost: 5ms}}}}
+devices: {{cpu0: {{driver: cpu}}, sim0: {{driver: sim, cost: 20ms}}}}
 models:
   all: {{path: {folder}/all.onnx, device: cpu0}}
   typed: {{path: {folder}/typed.onnx, device: cpu0}}
-  5ms: {{path: {folder}/id.onnx, device: sim0}}
+  20ms: {{path: {folder}/id.onnx, device: sim0}}
 admission: {{on_refusal: uncertified}}
 grpc: {{rights: infer}}
 zmq: {{}}
@@ -148,7 +148,7 @@ Door = GrpcDoor | ZmqDoor
 @pytest.fixture(params=[GrpcDoor, ZmqDoor], ids=["grpc", "zmq"])
 def door(served: Running, request: pytest.FixtureRequest) -> Iterator[Door]:
     found = request.param(served)
-    assert found.start("5ms")()[:2] == ("ok", "OK")
+    assert found.start("20ms")()[:2] == ("ok", "OK")
     yield found
     found.close()
     inject(served, "none")
@@ -204,23 +204,24 @@ def test_typed_contents_of_every_datatype_that_has_them_are_the_same_bytes(serve
 
 
 def test_a_result_after_its_deadline_is_a_result_and_says_so(served: Running, door: Door) -> None:
-    inject(served, "slow=12x")
-    status, code, _, told = door.start("5ms", deadline_us=40_000)()
+    inject(served, "slow=10x")
+    status, code, _, told = door.start("20ms", deadline_us=100_000)()
     assert (status, code, told["takt_late"]) == ("ok", "OK", True)
     assert told["takt_cause"] in ("overrun", "machine", "wakeup")
-    assert told["takt_run_us"] > 40_000
+    assert told["takt_run_us"] > 100_000
     inject(served, "none")
-    assert door.start("5ms")()[3]["takt_late"] is False
+    assert door.start("20ms")()[3]["takt_late"] is False
 
 
 def test_a_job_that_cannot_make_its_deadline_has_expired(door: Door) -> None:
-    status, code, text, _ = door.start("5ms", deadline_us=1000)()
+    status, code, text, _ = door.start("20ms", deadline_us=1000)()
     assert (status, code) == ("expired", "DEADLINE_EXCEEDED")
     assert text
 
 
-def test_one_job_too_many_is_refused_with_the_limit(door: Door) -> None:
-    outcomes = [outcome() for outcome in [door.start("5ms") for _ in range(40)]]
+def test_one_job_too_many_is_refused_with_the_limit(served: Running, door: Door) -> None:
+    inject(served, "slow=10x")  # or a busy machine sends no faster than it answers
+    outcomes = [outcome() for outcome in [door.start("20ms") for _ in range(40)]]
     kinds = {(status, code) for status, code, _, _ in outcomes}
     assert kinds == {("ok", "OK"), ("refused", "RESOURCE_EXHAUSTED")}
     texts = {text for status, _, text, _ in outcomes if status == "refused"}
@@ -230,9 +231,9 @@ def test_one_job_too_many_is_refused_with_the_limit(door: Door) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "code"),
     [
-        ({"model": "5m"}, "invalid", "NOT_FOUND"),
-        ({"model": "5ms", "version": "9"}, "invalid", "NOT_FOUND"),
-        ({"model": "5ms", "shape": 5}, "invalid", "INVALID_ARGUMENT"),
+        ({"model": "20m"}, "invalid", "NOT_FOUND"),
+        ({"model": "20ms", "version": "9"}, "invalid", "NOT_FOUND"),
+        ({"model": "20ms", "shape": 5}, "invalid", "INVALID_ARGUMENT"),
     ],
 )
 def test_what_is_wrong_or_unknown(door: Door, asked: dict[str, Any], status: str, code: str) -> None:
@@ -241,10 +242,10 @@ def test_what_is_wrong_or_unknown(door: Door, asked: dict[str, Any], status: str
 
 def test_an_engine_that_fails_is_unavailable_and_never_the_clients_fault(served: Running, door: Door) -> None:
     inject(served, "error", "--runs", "1")
-    status, code, text, _ = door.start("5ms")()
+    status, code, text, _ = door.start("20ms")()
     assert (status, code) == ("failed", "UNAVAILABLE")
     assert "engine" in text
-    assert door.start("5ms")()[:2] == ("ok", "OK")
+    assert door.start("20ms")()[:2] == ("ok", "OK")
 
 
 GONE = {
@@ -255,7 +256,7 @@ GONE = {
 def is_back(served: Running, door: Door) -> None:
     eventually(lambda: bool(served.executor("sim0")["ready"]), within_s=60)
     served.remember_family()
-    eventually(lambda: door.start("5ms")()[:2] == ("ok", "OK"), within_s=60)
+    eventually(lambda: door.start("20ms")()[:2] == ("ok", "OK"), within_s=60)
 
 
 def test_while_a_device_is_lost_jobs_end_as_unavailable_or_expired_never_as_the_clients_fault(
@@ -264,8 +265,8 @@ def test_while_a_device_is_lost_jobs_end_as_unavailable_or_expired_never_as_the_
     """Those without a deadline are run again when it is back."""
     before = served.executor("sim0")["restarts"]
     inject(served, "lost")
-    patient = door.start("5ms")
-    found = {door.start("5ms", deadline_us=150_000)()[:2] for _ in range(3)}
+    patient = door.start("20ms")
+    found = {door.start("20ms", deadline_us=150_000)()[:2] for _ in range(3)}
     assert found & GONE
     assert found <= GONE | {("ok", "OK")}, found
     eventually(lambda: served.executor("sim0")["restarts"] > before, within_s=30)
@@ -274,8 +275,9 @@ def test_while_a_device_is_lost_jobs_end_as_unavailable_or_expired_never_as_the_
 
 
 def test_what_an_executor_had_when_it_died_is_run_again_or_ends_with_a_status(served: Running, door: Door) -> None:
-    outcomes = [door.start("5ms", deadline_us=150_000) for _ in range(10)]
-    os.kill(served.executor("sim0")["pid"], signal.SIGKILL)
+    pid = served.executor("sim0")["pid"]
+    outcomes = [door.start("20ms", deadline_us=400_000) for _ in range(10)]
+    os.kill(pid, signal.SIGKILL)
     found = {outcome()[:2] for outcome in outcomes}
     assert found & GONE
     assert found <= GONE | {("ok", "OK")}, found
