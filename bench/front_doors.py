@@ -1,6 +1,6 @@
-"""gRPC and ZeroMQ against bare echoes of the same sizes, in one run, interleaved; and a control loop under a flood.
+"""gRPC and ZeroMQ against bare echoes of the same sizes, in one run, interleaved.
 
-    bench/front_doors.py [--seconds 10] [--no-flood] [--json]
+    bench/front_doors.py [--seconds 10] [--json]
 
 Every figure is beside what bounds it: ONNX Runtime called directly, a lane that sleeps for its answer, a bare grpcio
 (aio and sync) and pyzmq echo server in a process of its own. *Minus inference* is minus the time on the device that the
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,6 @@ from tests import models  # noqa: E402
 from tests.running import Running  # noqa: E402
 
 ROBOTS = Path(os.environ.get("TAKTD_ROBOTS", ROOT.parent / "shared/robots"))
-CLIENT_PRIORITY = 70
-FLOODS = 6  # blocks with a flood, and as many without, by turns
 ECHO = "/bench.Echo/Call"
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 Call = Callable[[], Any]
@@ -185,66 +183,21 @@ def throughput(make: Callable[[], Call], seconds: float, clients: int = 16) -> f
     return sum(counts) / seconds
 
 
-# ---- a loop under a flood ----
-
-
-def loop_misses(running: Running, seconds: float) -> float:
-    """Share of ticks at 1 kHz that were late, expired or skipped, of a client with the priority that a loop has."""
-    ticks = missed = 0
-    with running.connect() as node, node.attach("walk", wait="hybrid") as lane, real_time():
-        for tick in lane.ticks():
-            ticks += 1 + tick.missed
-            missed += tick.missed
-            reply = lane.infer(timeout_us=100_000)
-            missed += reply.late or not reply.ok
-            if tick.index * lane.period_ns > seconds * 1e9:
-                return missed / ticks
-    return 1.0
-
-
-@contextlib.contextmanager
-def real_time() -> Iterator[None]:
-    """SCHED_FIFO below the executors for the calling thread, where that is allowed."""
-    allowed = True
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(CLIENT_PRIORITY))
-    except PermissionError:
-        allowed = False
-    try:
-        yield
-    finally:
-        if allowed:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
-def flooding(address: str, data: bytes, stop: Any, answered: Any) -> None:
-    """One process of the flood: 16 calls in flight; answered counts those that have ended."""
-    channel = grpc.insecure_channel(address)
-    call = channel.unary_unary(METHOD)
-    pending: list[Any] = []
-    while not stop.is_set():
-        waiting = [f for f in pending if not f.done()]
-        answered.value += len(pending) - len(waiting)
-        pending = waiting + [call.future(data) for _ in range(16 - len(waiting))]
-        pending[0].exception()
-
-
 # ---- all of it ----
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each of the parts")
-    parser.add_argument("--no-flood", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), arguments.seconds, not arguments.no_flood)
+        result = measure(Path(folder), arguments.seconds)
     print(json.dumps(result, indent=None if arguments.json else 2))
     return 0
 
 
-def measure(folder: Path, seconds: float, flood: bool) -> dict[str, Any]:
+def measure(folder: Path, seconds: float) -> dict[str, Any]:
     policy, name, shape = go1(folder)
     cores = os.sched_getaffinity(0)
     models.identity(folder / "id.onnx", (1, 3, 224, 224))
@@ -303,42 +256,15 @@ def measure(folder: Path, seconds: float, flood: bool) -> dict[str, Any]:
                 ("grpc_echo_sync", f"unix:{folder}/sync", ECHO), ("grpc_echo_busy", f"unix:{folder}/busy", ECHO),
             ):  # fmt: skip
                 rates[key] += throughput(lambda a=address, m=method: grpc_call(a, m, small), seconds / 6) / 2  # type: ignore[misc]
-        misses = flooded(running, spawn, grpc_at, small, seconds) if flood else {}
         memory = running.ask("status")["gateway"]
         return {
-            "latency_us": latency, "ratios": ratios(latency, rates), "calls_per_s_16_clients": rates, "flood": misses,
+            "latency_us": latency, "ratios": ratios(latency, rates), "calls_per_s_16_clients": rates,
             "gateway_rss_mib": memory["rss_bytes"] / 2**20, "gateway_answered": memory["answered"],
         }  # fmt: skip
     finally:
         for child in children:
             child.kill()
         running.close()
-
-
-def flooded(running: Running, spawn: Any, address: str, data: bytes, seconds: float) -> dict[str, Any]:
-    """The loop's misses without and with a flood, in turns."""
-    shares: dict[str, list[float]] = {"without": [], "with": []}
-    calls = 0
-    for _ in range(FLOODS):
-        shares["without"].append(loop_misses(running, seconds / FLOODS))
-        stop = spawn.Event()
-        answered = [spawn.Value("Q", lock=False) for _ in range(2)]
-        flood = [spawn.Process(target=flooding, args=(address, data, stop, n), daemon=True) for n in answered]
-        for process in flood:
-            process.start()
-        while not all(n.value > 100 for n in answered):
-            time.sleep(0.01)
-        before = sum(n.value for n in answered)
-        shares["with"].append(loop_misses(running, seconds / FLOODS))
-        calls += sum(n.value for n in answered) - before
-        stop.set()
-        for process in flood:
-            process.join()
-    return {
-        **{f"missed_share_{key}": float(np.mean(values)) for key, values in shares.items()},
-        **{f"missed_shares_{key}": [round(v, 5) for v in values] for key, values in shares.items()},
-        "flood_calls_per_s": calls / seconds,
-    }
 
 
 def ratios(latency: dict[str, dict[str, dict[str, float]]], rates: dict[str, float]) -> dict[str, float]:
@@ -357,7 +283,6 @@ devices: {{cpu0: {{driver: cpu, cores: [{core}], best_effort: {{max_dispatch: 50
 models:
   policy: {{path: {policy}}}
   id: {{path: {folder}/id.onnx}}
-loops: {{walk: {{model: policy, period: 1ms, budget: 200us}}}}
 admission: {{on_refusal: uncertified}}
 grpc: {{rights: infer}}
 zmq: {{events_high_water: 100}}
