@@ -63,6 +63,7 @@ def collect(lane: Lane, seen: Counter[str]) -> None:
 # ---- costs ----
 
 
+@pytest.mark.long
 def test_measured_costs_are_stored_shown_and_read_again(taktd: Start, head: str, tmp_path: Path) -> None:
     state = {"TAKTD_STATE_DIR": str(tmp_path / "state")}
     yaml = head + "loops: {walk: {model: id, period: 20ms}}\nadmission: {on_refusal: uncertified}\n"
@@ -169,6 +170,7 @@ def test_a_model_that_no_gap_can_hold_is_refused_with_the_numbers(taktd: Start, 
 # ---- lateness ----
 
 
+@pytest.mark.long
 def test_an_answer_comes_when_the_deadline_is_lost_not_when_the_running_job_ends(taktd: Start, tmp_path: Path) -> None:
     """Given A, which runs for most of a second, and B, which has 10 ms: B hears of it while A still runs."""
     models.identity(tmp_path / "id.onnx", (4,))
@@ -192,6 +194,7 @@ def test_an_answer_comes_when_the_deadline_is_lost_not_when_the_running_job_ends
     replayed(running, tmp_path)
 
 
+@pytest.mark.long
 def test_a_broken_promise_of_m_in_k_is_told_each_time_it_breaks(taktd: Start, head: str, tmp_path: Path) -> None:
     """At least two of any three: jobs whose deadline is over when they come break it, those without one mend it."""
     yaml = head + "loops: {walk: {model: id, period: 10s, mk: [2, 3]}}\nadmission: {on_refusal: uncertified}\n"
@@ -321,6 +324,7 @@ def test_why_a_deadline_was_missed_is_told_and_drawn(taktd: Start, head: str, tm
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+@pytest.mark.long
 def test_loops_beside_saturating_best_effort_are_blocked_by_nobody(taktd: Start, head: str, tmp_path: Path) -> None:
     """Accounts only; how much is left for best effort, and how late the machine is, `bench/contract.py` measures."""
     running = taktd(head + "loops: {walk: {model: id, period: 20ms}}\nadmission: {on_refusal: uncertified}\n")

@@ -80,6 +80,7 @@ def test_a_loop_that_nobody_answers_is_not_ready_though_another_loop_of_its_devi
     eventually(lambda: running.taktctl("status").returncode == 0, 30)
 
 
+@pytest.mark.long
 def test_where_stand_ins_answer_every_loop_it_is_ready_but_status_tells_that_an_executor_does_not_serve(
     taktd: Start, folder: Path
 ) -> None:

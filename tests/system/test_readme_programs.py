@@ -135,11 +135,13 @@ def runs_to_its_end(running: Running, command: list[str]) -> None:
     assert late < cycles - unanswered, "answered again by the successor"
 
 
+@pytest.mark.long
 @needs_cc
 def test_the_c_example_goes_on_when_an_executor_dies(served: Running, library: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "c" / "loop.c", tmp_path / "loop.c")
     runs_to_its_end(served, compiled(tmp_path / "loop.c", library))
 
 
+@pytest.mark.long
 def test_the_python_example_goes_on_when_an_executor_dies(served: Running) -> None:
     runs_to_its_end(served, [sys.executable, str(ROOT / "examples" / "python" / "loop.py")])
