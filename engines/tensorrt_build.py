@@ -26,10 +26,10 @@ from taktd.engines.errors import ModelRefused
 from taktd.engines.tensorrt_library import Library, find_library
 from taktd.engines.tensorrt_types import dtype_name
 
-__all__ = ["BuildRequest", "Shapes", "build_plan", "load_plugins", "profile_of"]
+__all__ = ["BuildRequest", "Profile", "build_plan", "load_plugins", "profile_of"]
 
 WORKSPACE_BYTES: Final = 1 << 30
-Shapes = dict[str, list[list[int]]]  # input → [least, optimal, most] dimensions
+Profile = dict[str, list[list[int]]]  # input → [least, optimal, most] dimensions
 
 # What the parser warns of where a constant, or a plugin's 64-bit input, does not survive. In its words: "Weight at
 # index 0: … is out of range. Clamping to: …", "… outside the range of INT32 was clamped", "… doesn't support INT64 for
@@ -43,7 +43,7 @@ class BuildRequest:
 
     model: str
     output: str
-    shapes: Shapes
+    shapes: Profile
     types: dict[str, str]
     flavour: str = "auto"
     device: int | None = 0  # None: no device is opened (TensorRT-RTX builds without one)
@@ -57,9 +57,9 @@ class BuildRequest:
         return json.dumps(asdict(self))
 
 
-def profile_of(spec: EngineSpec) -> Shapes:
+def profile_of(spec: EngineSpec) -> Profile:
     """The shapes an engine must cover: from one to ``max_batch`` jobs, open dimensions from 1 to their maximum."""
-    shapes: Shapes = {}
+    shapes: Profile = {}
     for tensor in spec.inputs:
         least = [1 if open_ else dim for dim, open_ in zip(tensor.dims, tensor.symbolic, strict=True)]
         best = list(tensor.dims)

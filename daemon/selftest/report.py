@@ -9,11 +9,12 @@ import os
 import platform
 import time
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from taktd.daemon.certification.measurements import processor
 from taktd.daemon.doctor.gpu import find_nvml, read_gpus
+from taktd.daemon.health.status import daemon_version
 from taktd.drivers import _cuda
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.cuda_probe import CudaInfo
@@ -56,13 +57,13 @@ class Report:
             "passed": self.passed,
             "simulated": bool(self.device.get("simulated")),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "taktd": _version(),
+            "taktd": daemon_version(),
             "machine": {
                 "system": platform.platform(),
                 "python": platform.python_version(),
                 "cores": os.cpu_count(),
                 "architecture": platform.machine(),
-                "processor": _processor(),
+                "processor": processor(),
                 "scheduling": {os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr"}.get(os.sched_getscheduler(0), "other"),
                 "kernel_module": _first_line("/proc/driver/nvidia/version"),
             },
@@ -110,23 +111,8 @@ def card(uuid: str) -> dict[str, Any]:
     return {"driver": readings.driver, "problem": readings.problem or "NVML does not know this card"}
 
 
-def _version() -> str:
-    try:
-        return version("taktd")
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _first_line(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace").partition("\n")[0].strip()
     except OSError:
         return ""
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))), "")
