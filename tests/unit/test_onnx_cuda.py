@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,6 @@ from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
 
 SECOND = 1_000_000_000
-
-
-@pytest.fixture
-def device(fake_cuda: Simulated) -> Iterator[CudaDevice]:
-    opened = CudaDevice(0)
-    yield opened
-    fake_cuda.heal()
-    opened.close()
 
 
 def test_without_the_provider_the_model_is_refused(device: CudaDevice, fake_cuda: Simulated, tmp_path: Path) -> None:

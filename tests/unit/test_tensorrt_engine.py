@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,48 +11,19 @@ import pytest
 
 from taktd.drivers.cuda import CudaDevice
 from taktd.drivers.fault import FaultKind
-from taktd.engines.engine import EngineSpec, release
+from taktd.engines.engine import release
 from taktd.engines.errors import DeviceFailure, FailureKind
-from taktd.engines.gpu import GpuOptions, build_request, open_engine, plan_identity
+from taktd.engines.gpu import GpuOptions, open_engine, plan_identity
 from taktd.engines.plan_cache import PlanCache
 from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
-from taktd.engines.tensorrt_build import build_plan
-from taktd.engines.tensorrt_library import Library, find_library
+from taktd.engines.tensorrt_library import Library
 from tests import models
 from tests.conformance.test_engines import Slot, noise, plain, spec_of
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
-from tests.fakes.tensorrt import stand_in
+from tests.fakes.tensorrt.stand_in import built
 
 SECOND = 1_000_000_000
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Library:
-    stand_in.install(monkeypatch)
-    return find_library()
-
-
-@pytest.fixture
-def device(fake_cuda: Simulated) -> Iterator[CudaDevice]:
-    opened = CudaDevice(0)
-    yield opened
-    fake_cuda.heal()
-    opened.close()
-
-
-@pytest.fixture
-def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Processes that we start find the simulated GPU."""
-    (tmp_path / "fake").mkdir()
-    for name, value in simulated.environment(tmp_path / "fake").items():
-        monkeypatch.setenv(name, value)
-    return tmp_path
-
-
-def built(library: Library, spec: EngineSpec, **options: object) -> bytes:
-    request = replace(build_request(spec, 0, GpuOptions("")), **options)  # type: ignore[arg-type]
-    return build_plan(library, request, lambda *_: None, lambda: False)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,35 +33,11 @@ from taktd.engines.tensorrt_library import Library, Log, find_library
 from taktd.engines.tensors import DTYPE_BY_NUMBER, TensorSpec
 from tests import models
 from tests.conformance.test_engines import Slot, noise, spec_of
-from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
 from tests.fakes.tensorrt import stand_in
-from tests.unit.test_tensorrt_engine import built
+from tests.fakes.tensorrt.stand_in import built
 
 SECOND = 1_000_000_000
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Library:
-    stand_in.install(monkeypatch)
-    return find_library()
-
-
-@pytest.fixture
-def device(fake_cuda: Simulated) -> Iterator[CudaDevice]:
-    opened = CudaDevice(0)
-    yield opened
-    fake_cuda.heal()
-    opened.close()
-
-
-@pytest.fixture
-def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Processes that we start find the simulated GPU."""
-    (tmp_path / "fake").mkdir()
-    for name, value in simulated.environment(tmp_path / "fake").items():
-        monkeypatch.setenv(name, value)
-    return tmp_path
 
 
 def header(plan: bytes) -> dict[str, object]:
