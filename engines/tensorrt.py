@@ -21,7 +21,7 @@ from taktd.drivers.cuda import CudaBlock, CudaDevice, CudaGraph
 from taktd.drivers.cuda_fault import HINTS
 from taktd.drivers.cuda_ranges import NOT_REGISTERED, RegisteredRange, RegisteredRanges
 from taktd.drivers.fault import DeviceFault, FaultKind
-from taktd.engines.engine import BoundRun, EngineSpec, Shapes, Tensor
+from taktd.engines.engine import EngineSpec, Shapes, Tensor
 from taktd.engines.errors import DeviceFailure, EngineFailure, FailureKind, ModelRefused
 from taktd.engines.tensorrt_build import load_plugins
 from taktd.engines.tensorrt_library import Library
@@ -167,7 +167,6 @@ class WarmTensorRtEngine:
     ) -> None:  # fmt: skip
         self.spec = spec
         self.notes: list[str] = []
-        self.completion = "event"
         self.captures = True  # False: what is bound from then on is enqueued anew for each run, to compare
         self.ranges = RegisteredRanges(device)
         self._device = device
@@ -253,7 +252,7 @@ class WarmTensorRtEngine:
 
     # ---- runs ----
 
-    def bind(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> BoundRun:
+    def bind(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> SlotRun | StagedRun:
         """A run over one slot. Costs a capture (milliseconds); ``release`` of the run gives its pages and graph back.
 
         Raises ``DeviceFailure``.
@@ -352,7 +351,6 @@ class WarmTensorRtEngine:
         """(what runs it and waits, raising ``_cuda.Error``; its graph)."""
         graph = self.captured(work, self._timeout_ns) if self.captures else None
         if graph is not None:
-            self.completion = graph.completion
             return graph.launch, graph
 
         def plainly() -> None:

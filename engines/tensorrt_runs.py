@@ -48,6 +48,11 @@ class SlotRun:
         self._launch = launch
         self._graph = graph
 
+    @property
+    def completion(self) -> str:
+        """How its end is noticed: "flag" or "event" of its graph; "" where it is enqueued plainly."""
+        return self._graph.completion if self._graph is not None else ""
+
     def __call__(self) -> None:
         try:
             self._launch()
@@ -82,6 +87,11 @@ class StagedRun:
     def __init__(self, run: SlotRun, moves: list[tuple[int, int, int]], before: int) -> None:
         self._run = run
         self._before, self._after = moves[:before], moves[before:]
+
+    @property
+    def completion(self) -> str:
+        """As of a `SlotRun`."""
+        return self._run.completion
 
     def __call__(self) -> None:
         for target, source, size in self._before:

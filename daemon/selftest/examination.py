@@ -26,7 +26,7 @@ from taktd.drivers.conformance import CHECKS, NotConforming
 from taktd.drivers.cuda import CudaDevice, CudaStream
 from taktd.drivers.cuda_probe import CudaInfo
 from taktd.drivers.fault import DeviceFault
-from taktd.engines.engine import BoundRun, EngineSpec, Tensor, release
+from taktd.engines.engine import EngineSpec, Tensor, release
 from taktd.engines.errors import EngineFailure, ModelRefused
 from taktd.engines.gpu import GpuOptions, build_request, plan_identity
 from taktd.engines.inspect import inspect_model, specs_from_json
@@ -35,6 +35,7 @@ from taktd.engines.plan_build import PlanBuild
 from taktd.engines.plan_cache import PlanCache
 from taktd.engines.tensorrt import TensorRtEngine, WarmTensorRtEngine
 from taktd.engines.tensorrt_library import find_library
+from taktd.engines.tensorrt_runs import SlotRun, StagedRun
 
 __all__ = ["RUNS", "examine"]
 
@@ -203,7 +204,7 @@ def _engine(step: Step, device: CudaDevice, folder: Path) -> WarmTensorRtEngine 
     return TensorRtEngine(spec, device, library, plan.plan, urgency=1).warm()
 
 
-def _bound(engine: WarmTensorRtEngine) -> tuple[list[_Slot], list[_Slot], BoundRun]:
+def _bound(engine: WarmTensorRtEngine) -> tuple[list[_Slot], list[_Slot], SlotRun | StagedRun]:
     inputs = [_Slot(t.dims, t.dtype.numpy) for t in engine.spec.inputs]
     outputs = [_Slot(t.dims, t.dtype.numpy) for t in engine.spec.outputs]
     return inputs, outputs, engine.bind([s.tensor for s in inputs], [s.tensor for s in outputs])
@@ -235,7 +236,7 @@ def _plain(step: Step, engine: WarmTensorRtEngine, runs: int) -> None:
     for name, captures in (("graph", True), ("enqueue", False)):
         engine.captures = captures
         *_, run = _bound(engine)
-        if not captures or engine.notes == []:  # else there is no graph, and the notes say why
+        if captures == bool(run.completion):  # else there is no graph, and the notes say why
             step.figures[name] = _timed(run, runs)
         release(run)
     engine.captures = True
@@ -247,17 +248,19 @@ def _completion(step: Step, engine: WarmTensorRtEngine, device: CudaDevice, runs
     for name, by_flag in (("flag", True), ("event", False)):
         device.mem_ops = able and by_flag
         *_, run = _bound(engine)
-        if engine.completion == name:
+        if run.completion == name:
             step.figures[name] = _timed(run, runs)
         release(run)
     device.mem_ops = able
-    if "flag" not in step.figures:
+    if not step.figures:
+        step.text = "; ".join(engine.notes)
+    elif "flag" not in step.figures:
         step.text = "this device or driver writes no flags from a graph: completion is by event"
 
 
 def _jitter(step: Step, engine: WarmTensorRtEngine, runs: int) -> None:
     *_, run = _bound(engine)
-    step.figures = {"completion": engine.completion, **_timed(run, runs)}
+    step.figures = {"completion": run.completion or "plain enqueue", **_timed(run, runs)}
     release(run)
 
 

@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from taktd.daemon.selftest import examination
+from taktd.daemon.selftest.report import Step
+from taktd.drivers.cuda import CudaDevice
+from taktd.engines.tensorrt import TensorRtEngine
+from taktd.engines.tensorrt_library import Library
+from tests import models
+from tests.conformance.test_engines import spec_of
 from tests.fakes.cuda import simulated
 from tests.fakes.cuda.simulated import Simulated
 from tests.fakes.tensorrt import stand_in
+from tests.fakes.tensorrt.stand_in import built
 
 
 def selftest(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -113,9 +121,24 @@ def test_a_device_without_flags_says_so(gpu: dict[str, str]) -> None:
 
 
 def test_where_nothing_can_be_captured_no_figure_is_called_a_graphs(gpu: dict[str, str]) -> None:
-    step = steps(selftest({**gpu, "FAKE_CUDA_CAPTURE": "0"}, "--json", "--runs", "10"))["graph against plain enqueue"]
+    found = steps(selftest({**gpu, "FAKE_CUDA_CAPTURE": "0"}, "--json", "--runs", "10"))
+    step = found["graph against plain enqueue"]
     assert set(step["figures"]) == {"enqueue"}  # type: ignore[call-overload]
     assert "not captured" in str(step["text"])
+    step = found["completion by flag against event"]
+    assert step["figures"] == {}
+    assert "not captured" in str(step["text"])
+
+
+def test_a_note_about_something_else_takes_no_figure_away(library: Library, device: CudaDevice, tmp_path: Path) -> None:
+    spec = spec_of(models.mlp(tmp_path / "m.onnx"))
+    engine = TensorRtEngine(spec, device, library, built(library, spec)).warm()
+    engine.note("the plan was built on another day")
+    step = Step("graph against plain enqueue")
+    examination._plain(step, engine, 3)
+    assert set(step.figures) == {"graph", "enqueue"}
+    assert "another day" in step.text
+    engine.close()
 
 
 def test_a_device_that_fails_its_probe_fails_the_test(gpu: dict[str, str], tmp_path: Path) -> None:
