@@ -5,7 +5,6 @@ Instants are drawn from a seed that a failing test shows: TAKTD_SEED=… runs it
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import subprocess
@@ -19,10 +18,10 @@ import pytest
 
 from taktd.daemon.control_client import AnswerNo, ask
 from tests import models
+from tests.chance import seed
 from tests.running import Running, eventually
 from tests.system.test_handover import Walking
 
-SEED = int(os.environ.get("TAKTD_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SIZES = (8, 16, 4)
 LARGE = (8, 3000, 3000, 4)  # 36 MB
 FILE_BYTES_MAX = 16 << 20
@@ -81,8 +80,8 @@ def stored(tmp_path: Path) -> Iterator[Any]:
 def test_of_two_activations_at_once_one_is_refused_and_the_loop_goes_on(stored: Any, tmp_path: Path) -> None:
     running = stored(probation="3s")
     running.start().await_ready()
-    for seed in (2, 3):
-        file = models.mlp(tmp_path / f"new{seed}.onnx", SIZES, seed=seed)
+    for number in (2, 3):
+        file = models.mlp(tmp_path / f"new{number}.onnx", SIZES, seed=number)
         assert running.taktctl("model", "add", "policy", str(file)).returncode == 0
     with Walking(running) as walking:
         first = running.asking("activate", "policy", "2")
@@ -105,8 +104,7 @@ def test_of_two_activations_at_once_one_is_refused_and_the_loop_goes_on(stored: 
 
 
 def test_a_supervisor_that_is_killed_during_an_import_leaves_whole_versions_only(stored: Any, tmp_path: Path) -> None:
-    print(f"TAKTD_SEED={SEED}")
-    chance = random.Random(SEED)
+    chance = random.Random(seed())
     running = stored()
     running.start().await_ready()
     large = models.mlp(tmp_path / "large.onnx", LARGE)

@@ -29,9 +29,9 @@ from taktd.daemon.runtime_folder import EXECUTORS_FILE, LANES_SOCKET
 from taktd.daemon.supervisor import EXIT_HANDED_OVER
 from taktd.ipc import Detached, TaktError
 from tests import models
+from tests.chance import seed
 from tests.running import STOP_S, Running, eventually
 
-SEED = int(os.environ.get("TAKTD_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 YAML = """\
 devices:
   cpu0: {{driver: cpu}}
@@ -179,8 +179,7 @@ class Client(threading.Thread):
 
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
 def test_executors_are_taken_over_and_no_answer_is_missing(reign: Any, folder: Path, kills: int) -> None:
-    print(f"TAKTD_SEED={SEED}")
-    chance = random.Random(SEED)
+    chance = random.Random(seed())
     running = reign(yaml(folder))
     executors = running.executors()
     with Client(running) as client:
@@ -563,8 +562,7 @@ def test_an_executor_that_does_not_answer_is_ended_and_replaced(reign: Any, fold
 
 @pytest.mark.slow
 def test_a_supervisor_that_dies_in_the_middle_of_a_change_leaves_one_of_the_two(reign: Any, folder: Path) -> None:
-    print(f"TAKTD_SEED={SEED}")
-    chance = random.Random(SEED)
+    chance = random.Random(seed())
     running = reign(yaml(folder).replace("probation: 0s", "probation: 2s", 1))
 
     def reload() -> None:

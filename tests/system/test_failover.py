@@ -24,6 +24,7 @@ import pytest
 
 from taktd.daemon.control_client import AnswerNo
 from tests import models
+from tests.chance import seed
 from tests.conftest import Start
 from tests.running import Running, eventually
 from tests.system.test_go1_walk import ROBOTS, STEP_S, STEPS_PER_ACTION, Go1
@@ -36,9 +37,7 @@ slow = pytest.mark.slow
 
 
 def chance() -> random.Random:
-    seed = int(os.environ.get("TAKTD_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"TAKTD_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(seed())
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from taktd.ipc import _core
+from tests.chance import seed
 from tests.fakes import raw_lane as raw
 from tests.fakes.members import Behaviour, Load, Member, Members
 from tests.fakes.raw_lane import Daemon
@@ -57,9 +58,7 @@ def standby(members: Members, behaviour: Behaviour | None = None) -> Member:
 
 def test_deaths_at_random_points_lose_and_double_nothing(members: Members, load: Load) -> None:
     """FAULTS 4 for the core."""
-    seed = int(os.environ.get("TAKTD_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"TAKTD_SEED={seed}")
-    chance = random.Random(seed)
+    chance = random.Random(seed())
     owner = first(members)
     for _ in range(20):
         # With a run that takes its time most kills hit a job that was begun; without, everything around it.

@@ -266,7 +266,8 @@ def test_executors_are_left_alone_after_a_crash(
     monkeypatch: pytest.MonkeyPatch, stubborn: subprocess.Popen[bytes], result: str, status: str
 ) -> None:
     clear(monkeypatch, stubborn, result, status)
-    assert stubborn.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):  # a SIGKILL would have landed by then
+        stubborn.wait(0.5)
 
 
 @pytest.mark.parametrize(("result", "status"), ENDS)
